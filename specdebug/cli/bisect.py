@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,9 +23,11 @@ from specdebug.report.words import some
 if TYPE_CHECKING:
     from specdebug.campaign.trials.campaign import TrialSource
     from specdebug.campaign.trials.command import CommandSource
+    from specdebug.campaign.trials.engines import EngineRange
     from specdebug.report.bisect import Bisection
     from specdebug.scenario.grammar import Scenario
     from specdebug.search.posterior import BayesianSearch
+    from specdebug.targets.settings import ReleasedEngine, TargetChoice
 
 
 class Over(StrEnum):
@@ -34,10 +37,18 @@ class Over(StrEnum):
     CONFIG = "config"
     FAULTS = "faults"
     COMMITS = "commits"
+    RELEASES = "releases"
 
 
-_OWN = {Over.COMMITS: ("good", "bad", "repo", "build"), Over.CONFIG: ("option",), Over.FAULTS: ("fault",)}
-"""Options of one kind alone."""
+_OWN = {
+    "good": (Over.COMMITS, Over.RELEASES),
+    "bad": (Over.COMMITS, Over.RELEASES),
+    "repo": (Over.COMMITS,),
+    "build": (Over.COMMITS,),
+    "option": (Over.CONFIG,),
+    "fault": (Over.FAULTS,),
+}
+"""Options of some kinds alone."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +70,12 @@ class Plan:
 
 
 class BisectCommand(opt.TrialOptions, opt.ClusterOptions, opt.PageOptions):
-    """Name the fix whose revert makes a flaky failure appear, or the pair, option, fault or commit, and how surely.
+    """Name the fix whose revert makes a flaky failure appear, or the pair, option, fault, commit or release, and how
+    surely.
 
-    SCENARIO is run with fixes reverted, with engine options set (--over config), or with some of its faults injected
-    and the others not (--over faults).
+    SCENARIO is run with fixes reverted, with engine options set (--over config), with some of its faults injected and
+    the others not (--over faults), on the installed releases of an engine (--over releases), or at the commits of a
+    checkout of one, beside the dependencies of the release that --target names (--over commits).
 
     -- CMD ... is any command: it passes with 0, cannot be tested with 125, and fails with anything else; the trial's
     seed is in SPECDEBUG_TRIAL_SEED. It runs as under `specdebug run`: fixes of the packages that it imports are
@@ -90,8 +103,10 @@ class BisectCommand(opt.TrialOptions, opt.ClusterOptions, opt.PageOptions):
     fault: list[str] | None = opt.fault_option(
         "Over faults: suspect this one as well as those that the arm declares (repeatable)."
     )
-    good: str | None = opt.option("Over commits: start from this one, which passes.", metavar="REV")
-    bad: str | None = opt.option("Over commits: end at this one, which fails; HEAD unless given.", metavar="REV")
+    good: str | None = opt.option("Over commits or releases: start from this one, which passes.", metavar="REV|RELEASE")
+    bad: str | None = opt.option(
+        "Over commits or releases: end at this one, which fails; of commits HEAD unless given.", metavar="REV|RELEASE"
+    )
     repo: Path | None = opt.option("Over commits: search this repository, not this folder's.", metavar="DIR")
     build: str | None = opt.option("Over commits: run this in a shell after each checkout.", metavar="CMD")
     signature: str | None = opt.signature_option(
@@ -151,22 +166,27 @@ class BisectCommand(opt.TrialOptions, opt.ClusterOptions, opt.PageOptions):
 
     def _check_together(self) -> None:
         """Raise SpecDebugError for an option that is of no use beside the others."""
-        for name in (name for kind, names in _OWN.items() if kind is not self.over for name in names):
-            if getattr(self, name) is not None:
+        for name, kinds in _OWN.items():
+            if self.over not in kinds and getattr(self, name) is not None:
                 raise SpecDebugError(f"--{name} is of no use with --over {self.over.value}")
         if self.takes is Takes.SET and self.over is not Over.TOGGLES:
             raise SpecDebugError(f"--takes is of no use with --over {self.over.value}")
         if self.arm is not None and self.scenario is None:
             raise SpecDebugError("--arm is for scenarios")
-        if self.on_ray and self.over is Over.COMMITS:
+        if self.on_ray and self.over in (Over.COMMITS, Over.RELEASES):
+            where = "its worktrees are" if self.over is Over.COMMITS else "the releases are installed"
             raise SpecDebugError(
-                "--over commits runs where its worktrees are, on this machine; leave out --executor ray"
+                f"--over {self.over.value} runs where {where}, on this machine; leave out --executor ray"
             )
 
     def _plan(self) -> Plan:
         """The plan for what was asked. Raises SpecDebugError for what cannot be bisected so."""
+        if self.scenario is not None and self.over in (Over.COMMITS, Over.RELEASES):
+            return self._over_engines(self.scenario)
         if self.over is Over.COMMITS:
             return self._over_commits()
+        if self.over is Over.RELEASES:
+            raise SpecDebugError("--over releases needs a scenario: a command has an engine of its own")
         if self.scenario is not None:
             if self.over is Over.FAULTS:
                 return self._over_faults(self.scenario)
@@ -350,13 +370,78 @@ class BisectCommand(opt.TrialOptions, opt.ClusterOptions, opt.PageOptions):
             **_elsewhere(FaultSource, library.folders[1:], scenario, source.arm, same),
         )
 
+    def _over_engines(self, file: str) -> Plan:
+        """The releases of an engine, or commits of a checkout beside the dependencies of one."""
+        from specdebug.campaign.trials.engines import GOOD, EngineSource
+        from specdebug.campaign.trials.scenario import arm_of
+        from specdebug.search.bisect import OrderedBisector
+
+        library = self.library()
+        scenario = library.scenario(file).laid_over(self.over_engine)
+        arm = arm_of(scenario, self.arm)
+        engines, names = self._engines(scenario.target_of(arm), file)
+        source = EngineSource(library, scenario, engines, arm=arm, jobs=self._jobs, timeout_s=self.timeout)
+        order = [candidate.id for candidate in engines.candidates]
+
+        def typed(command: str, on: str, *words: str) -> str:
+            target = shlex.join(["--target", _target_text(engines.targets[on])])
+            over = {name: value for name, value in self.over_engine.items() if name != "target"}
+            rest = [*words, *opt.engine_words(over), *self.content_words()]
+            return f"{shlex.join(['specdebug', command, file, '--arm', arm])} {target} {shlex.join(rest)}".rstrip()
+
+        def reproduce(chosen: frozenset[str], seed: int) -> str:
+            return typed("replay", next(iter(chosen), GOOD), "--seed", str(seed))
+
+        def next_step(culprits: frozenset[str], followed: str) -> str:
+            (culprit,) = culprits
+            if self.over is Over.COMMITS:
+                return f"git -C {shlex.quote(str(engines.targets[culprit].tree))} show {culprit[:12]}"
+            before = [GOOD, *order][order.index(culprit)]
+            arms = (f"{arm}@{engines.targets[one].release}" for one in (before, culprit))
+            return shlex.join(["specdebug", "diverge", file, *(word for each in arms for word in ("--arm", each))])
+
+        how_often = typed("flake", order[-1])
+        subject = self._subject(source, f"{file}, arm {arm},", reproduce, next_step, how_often)
+        chooser = partial(OrderedBisector, confidence=opt.confidence_of(self.confidence))
+        return Plan(
+            source,
+            replace(subject, names=names),
+            chooser,
+            (frozenset(order[-1:]),),
+        )
+
+    def _engines(self, target: TargetChoice, file: str) -> tuple[EngineRange, dict[str, str]]:
+        """The engines to search, and their short names. Raises SpecDebugError for what is not named, or cannot be."""
+        from specdebug.campaign.trials.engines import commits_between, releases_between
+        from specdebug.targets.settings import ReleasedEngine
+
+        release = target if isinstance(target, ReleasedEngine) else None
+        if self.over is Over.RELEASES:
+            if self.good is None or self.bad is None:
+                raise SpecDebugError("--over releases needs --good and --bad, such as --good sglang==0.5.18")
+            engines = releases_between(release, self.good, self.bad)
+            if engines.lacking:
+                lacking = ", ".join(map(str, engines.lacking))
+                install = "; ".join(f"specdebug engines install {each} --cpu" for each in engines.lacking)
+                note(f"not installed, and left out: {lacking}; {install}")
+            return engines, {each.id: each.id for each in engines.candidates}
+        if self.build is not None:
+            raise SpecDebugError("--build is for a command; a scenario's engine is taken as the commit has it")
+        if release is None:
+            raise SpecDebugError(
+                "--over commits of a scenario needs --target, an installed release beside whose dependencies the "
+                f"commits run, as sglang==0.5.23; or it needs a command, such as: -- specdebug replay {file}"
+            )
+        if self.good is None:
+            raise SpecDebugError("--over commits needs --good REV, a commit where it does not fail")
+        engines = commits_between(release, self.repo or Path(), self.good, self.bad or "HEAD")
+        return engines, {each.id: each.id[:12] for each in engines.candidates}
+
     def _over_commits(self) -> Plan:
         from specdebug.campaign.trials.command import SEED_VARIABLE
         from specdebug.campaign.trials.commits import CommitSource
         from specdebug.search.bisect import OrderedBisector
 
-        if self.scenario is not None:
-            raise SpecDebugError(f"--over commits needs a command, such as: -- specdebug replay {self.scenario}")
         if self.good is None:
             raise SpecDebugError("--over commits needs --good REV, a commit where it does not fail")
         command, build = self.words(), self.build
@@ -378,6 +463,13 @@ class BisectCommand(opt.TrialOptions, opt.ClusterOptions, opt.PageOptions):
         subject = replace(subject, names={commit: commit[:12] for commit in commits}, command=True)
         chooser = partial(OrderedBisector, confidence=opt.confidence_of(self.confidence))
         return Plan(source, subject, chooser, (frozenset(commits[-1:]),), proven=source.proven)
+
+
+def _target_text(target: ReleasedEngine) -> str:
+    """A released engine as ``--target`` takes it."""
+    usual = type(target)(release=target.release).to_dict()
+    plain = {name: value for name, value in target.to_dict().items() if name == "engine" or value != usual.get(name)}
+    return target.release if set(plain) == {"engine"} else json.dumps(plain)
 
 
 def _out_of_reach(packages: Sequence[str]) -> str:

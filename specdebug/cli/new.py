@@ -115,8 +115,8 @@ class NewToggle(NewFile):
 
     def _from_commit(self, commit: str) -> tuple[list[Reversal], str]:
         """Return the edits that take a commit back, and its subject."""
+        from specdebug.base.git import git
         from specdebug.campaign.trials.commits import commit_of, top_of
-        from specdebug.campaign.trials.state import git
 
         top = top_of(self.repo)
         fix = commit_of(top, commit, "commit")

@@ -43,7 +43,8 @@ BAR = 24
 MISSED = 0.05
 """Chance to have missed a failure of the rate that is called excluded."""
 MAX_UNTESTABLE = 6
-GOOD = "the good commit"
+ORDERED = {"commits": "the good commit", "releases": "the good release"}
+"""Kinds of which a trial has one, and in words the one that is no candidate."""
 SIGNATURES = (
     Column("signature", of=lambda one: one.signature),
     Column("times", "right", lambda one: one.failures),
@@ -71,6 +72,7 @@ _OVER = {
     "config": ("options", "set", "it has these options"),
     "faults": ("faults", "injected", ""),
     "commits": ("commits", "in", "the code of the commit ran"),
+    "releases": ("releases", "in", ""),
 }
 """By kind of candidate: how several are called, what is done to one, and what nothing may show to have been done."""
 
@@ -80,7 +82,7 @@ class Bisection:
     """The subject of a search, in words.
 
     Attributes:
-        over: the kind of candidate: ``toggles``, ``config``, ``faults`` or ``commits``.
+        over: the kind of candidate: ``toggles``, ``config``, ``faults``, ``commits`` or ``releases``.
         what: the command, as the user wrote it.
         labels: of every candidate, a description.
         names: of every candidate, a short name.
@@ -127,8 +129,8 @@ class Bisection:
     def switched(self, trial: Trial) -> str:
         """The candidates that a trial switched on, in few words."""
         done = _OVER[self.over][1]
-        if self.over == "commits":
-            return f"at {self.called(trial.reverted) if trial.reverted else GOOD}"
+        if self.over in ORDERED:
+            return f"at {self.called(trial.reverted) if trial.reverted else ORDERED[self.over]}"
         if len(trial.reverted) == 1:
             return f"{self.called(trial.reverted)} {done}"
         return f"{len(trial.reverted)} of {len(self.labels)} {done}"
@@ -253,8 +255,10 @@ def _told(findings: Findings, subject: Bisection, evidence: Mapping[str, str]) -
         yield f"also seen: {others}; follow another with --signature"
     if standing.untestable:
         where = ""
-        kind, at, nothing = ("commits", "at", GOOD) if subject.over == "commits" else ("fixes", "with", "none")
-        if subject.over == "commits" or subject.takes == "one":
+        kind, at, nothing = "fixes", "with", "none"
+        if subject.over in ORDERED:
+            kind, at, nothing = subject.over, "at", ORDERED[subject.over]
+        if subject.over in ORDERED or subject.takes == "one":
             named = [subject.called(one) if one else nothing for one in findings.untestable]
             more = f" {kind}" if len(named) > MAX_UNTESTABLE else ""
             where = f", {at} {some(named, MAX_UNTESTABLE)}{more}"
@@ -393,12 +397,12 @@ def verdict_line(findings: Findings, subject: Bisection) -> str:
         tried = len(subject.labels) - len(findings.not_tried)
         return f"no culprit among these {tried} {kinds} {after}; {_innocent(findings, subject)}"
     named = [
-        subject.names[one] + (f' "{subject.labels[one]}"' if subject.over != "config" else "")
+        subject.names[one] + (f' "{subject.labels[one]}"' if subject.over not in ("config", "releases") else "")
         for one in subject.ordered(answer.culprits)
     ]
     who = f"culprit {named[0]}" if len(named) == 1 else f"culprits {' and '.join(named)}, only together,"
-    if subject.over == "commits":
-        who = f"first bad commit {named[0]}"
+    if subject.over in ORDERED:
+        who = f"first bad {subject.over.removesuffix('s')} {named[0]}"
     it = "it" if len(named) == 1 else "them"
     often = f"fails {rate_text(rates.manifest)} of the time with {it}, {rate_text(rates.false_failure)} without"
     return f"{who} {after}; {often}"

@@ -44,7 +44,7 @@ from specdebug.faults.model import Fault
 from specdebug.scenario.elsewhere import ENGINE, FAULT
 from specdebug.scenario.target_ranges import TARGET_RANGE, said_of
 from specdebug.targets.registry import find_target
-from specdebug.targets.settings import TARGET, StartedServer, TargetChoice, parse_target, ready_within
+from specdebug.targets.settings import TARGET, LaunchedServer, TargetChoice, parse_target, ready_within
 from specdebug.verdict.outcome import Verdict
 from specdebug.verdict.signatures import SHAPE, complaint, stated
 
@@ -506,7 +506,7 @@ class Scenario(Part):
     def ready_within(self, seconds: float) -> Scenario:
         """The scenario with so many seconds for each server that is started to be ready. Raises SpecDebugError where no
         arm has one."""
-        if not any(isinstance(self.target_of(arm), StartedServer) for arm in self.arms):
+        if not any(isinstance(self.target_of(arm), LaunchedServer) for arm in self.arms):
             raise SpecDebugError(f"{self.path}: none of its arms starts a server, which --ready-timeout is for")
         arms = {name: replace(arm, target=ready_within(arm.target, seconds)) for name, arm in self.arms.items()}
         return replace(self, target=ready_within(self.target, seconds), arms=arms)

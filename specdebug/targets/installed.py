@@ -23,6 +23,7 @@ from specdebug.targets.base import Asked, Opening, OverThere, Target
 from specdebug.targets.inside.words import VARIABLE
 from specdebug.targets.installs.fit import Mends, mends_of, patches_of
 from specdebug.targets.installs.store import Installed, find_installed, store_folder
+from specdebug.targets.installs.trees import laid_over
 from specdebug.targets.launch.process import REVERTS, SCRATCH
 from specdebug.targets.options import OURS
 from specdebug.targets.settings import ReleasedEngine
@@ -117,7 +118,10 @@ class InstalledTarget(Target):
     def notes_of(self, options: Mapping[str, Any], here: Installed, there: OverThere) -> list[str]:
         """All that a reader of a run on it is to know. Raises SpecDebugError."""
         mends = self._mends(here, there.toggles, there.content)
-        notes = [*filter(None, (here.taken_as,)), *self.notes(options, here)]
+        settings, notes = self._settings, [*filter(None, (here.taken_as,)), *self.notes(options, here)]
+        if settings.tree is not None:
+            commit = "" if settings.commit is None else f", commit {settings.commit[:12]}"
+            notes.insert(0, f"the code is that of {settings.tree}{commit}, beside the dependencies of {here.release}")
         if mends.numbers:
             numbers = ", ".join(map(str, mends.numbers))
             notes.append(
@@ -145,7 +149,13 @@ class InstalledTarget(Target):
         """As ``base.Target.patches``: beside the fixes to revert, the mends of known bugs and our probe sites. Each
         trial of a search asks, so what was found is kept."""
         here = self.installed()
-        key = (here.python, here.version, self._settings.mends, *((toggle.pr, str(toggle.path)) for toggle in toggles))
+        key = (
+            here.python,
+            here.version,
+            here.tree,
+            self._settings.mends,
+            *((toggle.pr, str(toggle.path)) for toggle in toggles),
+        )
         if key not in _found:
             _found[key] = self._fitting(here, toggles, content)
         return _found[key]
@@ -166,9 +176,13 @@ class InstalledTarget(Target):
         return mends_of(here, toggles, load_registry(content).all)
 
     def installed(self) -> Installed:
-        """The environment. Raises StoreError where there is none."""
-        store = self._settings.store
-        return find_installed(store_folder(None if store is None else Path(store)), self._settings.named)
+        """The environment, with the checkout's code in the place of its own if one is named. Raises StoreError where
+        there is none, SpecDebugError."""
+        settings = self._settings
+        here = find_installed(store_folder(None if settings.store is None else Path(settings.store)), settings.named)
+        if settings.tree is None and settings.commit is not None:
+            raise SpecDebugError(f"target.commit: {settings.commit} is one of a checkout, which target.tree names")
+        return here if settings.tree is None else laid_over(here, settings.tree, settings.commit)
 
     def environment(
         self, site: Path, here: Installed, there: OverThere, own: Mapping[str, str], **inside: Any

@@ -1,6 +1,6 @@
 """``target:`` of a scenario: a target's name, or a server, which is there (``http``) or is started: by a command
 (``launch``), or as a release of another engine that is installed here (``engine``). It is read alike in a file and on
-the command line: a name, a URL, ``serve``, ``sglang==0.5.13``, or the mapping, as YAML."""
+the command line: a name, a URL, ``serve``, ``sglang==0.5.13``, ``sglang@CHECKOUT``, or the mapping, as YAML."""
 
 from __future__ import annotations
 
@@ -117,18 +117,14 @@ class HttpServer(AnyServer):
 
 
 @dataclass(frozen=True)
-class StartedServer(AnyServer):
-    """A server that is started for each arm, or of a search for each set of reverts."""
+class Started(Part):
+    """What can be said of anything that is started here."""
 
     env: Annotated[dict[str, str], map_of(TEXT, "variable", VARIABLE, at_most=256), "more environment variables"] = (
         field(default_factory=dict)
     )
-    ready: Annotated[str, form(r"/\S*"), "what is asked for until the answer is 200"] = "/health"
-    ready_timeout_s: Annotated[float, real(0, 10**6, above=True), "seconds that this may take"] = 300.0
-    log: Annotated[str | None, TEXT, "folder for its log", Key(default="that of temporary files")] = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         hide_variables(self.env)
 
     def to_dict(self) -> dict[str, Any]:
@@ -148,8 +144,8 @@ class StartedServer(AnyServer):
 
 
 @dataclass(frozen=True)
-class LaunchedServer(StartedServer):
-    """A server that a command starts."""
+class LaunchedServer(AnyServer, Started):
+    """A server that a command starts, for each arm, or of a search for each set of reverts."""
 
     kind: ClassVar[str] = "launch"
     written = ("launch",)
@@ -160,9 +156,13 @@ class LaunchedServer(StartedServer):
         "how it is started, `{port}` being a free one; no shell reads it. `serve`: our own, with the engine's options",
         Key(name="launch", required=True),
     ] = ""
+    ready: Annotated[str, form(r"/\S*"), "what is asked for until the answer is 200"] = "/health"
+    ready_timeout_s: Annotated[float, real(0, 10**6, above=True), "seconds that this may take"] = 300.0
+    log: Annotated[str | None, TEXT, "folder for its log", Key(default="that of temporary files")] = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        AnyServer.__post_init__(self)
+        Started.__post_init__(self)
         hide_words(split_words(self.command))
 
     def to_dict(self) -> dict[str, Any]:
@@ -173,7 +173,7 @@ class LaunchedServer(StartedServer):
 
 
 @dataclass(frozen=True)
-class ReleasedEngine(StartedServer):
+class ReleasedEngine(Started):
     """A release of another engine, which ``specdebug engines install`` put here, with the scenario's engine options."""
 
     written = ("engine",)
@@ -195,11 +195,13 @@ class ReleasedEngine(StartedServer):
     mends: Annotated[
         bool, FLAG, "fixes that the release lacks, and that are known (`mends` of toggles), are put into it"
     ] = True
-
-    request_timeout_s: Annotated[
-        float, real(0, 10**6, above=True), "seconds in which something of each request must arrive"
-    ] = 300.0
-    """On a CPU, with kernels that are interpreted, those that wait for a place in the batch wait long."""
+    tree: Annotated[
+        str | None,
+        TEXT,
+        "folder of a checkout, whose code runs in the place of the release's, beside the release's dependencies",
+        Key(default="the release's own code"),
+    ] = None
+    commit: Annotated[str | None, TEXT, "a commit of `tree`", Key(default="its files as they are")] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -217,7 +219,8 @@ class ReleasedEngine(StartedServer):
         return parse_release(self.release)
 
     def __str__(self) -> str:
-        return self.release
+        at = "" if self.commit is None else f" at {self.commit[:12]}"
+        return self.release if self.tree is None else f"{self.release}@{self.tree}{at}"
 
 
 def engine_of(target: TargetChoice) -> str:
@@ -227,7 +230,7 @@ def engine_of(target: TargetChoice) -> str:
 
 def ready_within(target: TargetChoice | None, seconds: float) -> Any:
     """A target with so many seconds to be ready; one that is not started as it is."""
-    return replace(target, ready_timeout_s=seconds) if isinstance(target, StartedServer) else target
+    return replace(target, ready_timeout_s=seconds) if isinstance(target, LaunchedServer) else target
 
 
 def place_of(target: TargetChoice) -> str:
@@ -270,9 +273,10 @@ def _read(item: Item) -> TargetChoice:
     text = item.text()
     if text == SERVE:
         return LaunchedServer(command=SERVE)
-    if text.partition("==")[0] in ENGINES:
+    release, _, tree = text.partition("@")
+    if release.partition("==")[0] in ENGINES:
         try:
-            return ReleasedEngine(release=str(parse_release(text)))
+            return ReleasedEngine(release=str(parse_release(release)), tree=tree or None)
         except SpecDebugError as error:
             raise item.error(str(error)) from None
     if "://" in text:
@@ -283,7 +287,7 @@ def _read(item: Item) -> TargetChoice:
 
 
 def _schema(defs: dict[str, Any]) -> dict[str, Any]:
-    name = {"type": "string", "pattern": f"^({_NAME.pattern}|https?://.*)$"}
+    name = {"type": "string", "pattern": f"^({_NAME.pattern}|({'|'.join(ENGINES)})[^@]*@.+|https?://.*)$"}
     return {"anyOf": [name, *(server.table(defs) for server in _SERVERS.values())]}
 
 

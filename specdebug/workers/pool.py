@@ -31,6 +31,8 @@ TICK_S = 0.02
 DUMP_GRACE_S = 0.3
 GPU_JOBS = 4  # jobs that use a GPU at a time, unless the pool is told how many jobs to run
 PRELOAD = ("torch", "numpy", "safetensors.torch", "tokenizers", "yaml")
+HOMES = 3
+"""Homes whose servers are kept, though they have nothing to do: each holds an engine's modules."""
 
 
 class WorkerPool:
@@ -39,7 +41,8 @@ class WorkerPool:
     ``jobs`` 0 means one more than there are cores, for sharing a core beats leaving one idle; of those that use a GPU,
     at most :data:`GPU_JOBS` then run at a time. The server imports the modules of ``preload``, and calls ``prepare``, a
     ``module:function``, once with its argument before it forks any worker. Each home (:attr:`Job.home`) has a server
-    of its own, which begins with its first job.
+    of its own, which begins with its first job; of those without one the least lately used ends where there are more
+    than :data:`HOMES`.
     """
 
     def __init__(self, jobs: int = 0, preload: Sequence[str] = PRELOAD, prepare: tuple[str, Any] | None = None) -> None:
@@ -64,7 +67,11 @@ class WorkerPool:
     def start(self, home: Home | None = None) -> None:
         """Launch the fork server and return at once; it loads torch while the caller goes on."""
         if home in self._servers:
+            self._servers[home] = self._servers.pop(home)  # the last is the one used last
             return
+        idle = [each for each in self._servers if each is not None and not self._workers_at(each)]
+        for each in idle[: len(idle) + 1 - HOMES]:
+            self._end_server(each)
         server = self._servers[home] = Server(self._preload, home)
         self._selector.register(server.channel, selectors.EVENT_READ, partial(self._on_reply, home))
         self._selector.register(server.log, selectors.EVENT_READ, partial(self._on_server_log, server))

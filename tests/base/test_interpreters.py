@@ -24,13 +24,13 @@ STARTERS = {
 CHILDREN = {"Child", "OwnChild"}  # classes of ours that start a process when they are made (``workers/child.py``)
 
 STARTS = {
-    "targets/installs/release.py": (1, "git"),
+    "base/git.py": (1, "git"),
     "targets/installs/steps.py": (1, "other_python, or what an installation tries"),
     "targets/launch/keeper.py": (1, "own_python"),
     "targets/launch/process.py": (1, "the user's command, own_python or engine_python"),
     "targets/installs/fit.py": (1, "other_python"),
     "campaign/trials/command.py": (1, "the user's command"),
-    "campaign/trials/state.py": (2, "git, other_python"),
+    "campaign/trials/state.py": (1, "other_python"),
     "workers/forkserver.py": (1, "own_python"),
     "workers/child.py": (1, "the reaper, a file of ours, by -I -S"),  # and own_python or home_python, by its own base
     "workers/foreground.py": (1, "the user's command"),

@@ -40,6 +40,8 @@ OTHER: dict[str, Any] = {
     "store": "/their/store",
     "arguments": ["--their-flag"],
     "mends": False,
+    "tree": "/their/checkout",
+    "commit": "theirs",
 }
 """A value of every key of every target, which is not its default."""
 KEYS = [(server, key.name) for server in (HttpServer, LaunchedServer, ReleasedEngine) for key in keys_of(server)]

@@ -302,7 +302,7 @@ def test_a_full_disk_ends_with_what_is_known_and_a_line() -> None:
         ),
         (["cache_hit", "--device", "gpu"], "--device must be cpu, cuda or cuda:N, got 'gpu'"),
         (["--backend", "fa3", "--", "./flaky.sh"], "--backend is for a scenario; a command has none"),
-        (["--over", "commits", "cache_hit"], "--over commits needs a command, such as: -- specdebug replay cache_hit"),
+        (["--over", "commits", "cache_hit"], "or it needs a command, such as: -- specdebug replay cache_hit"),
         (["--over", "commits", "--", "./flaky.sh"], "--over commits needs --good REV"),
         (
             ["--over", "commits", "--good", "HEAD~1", "--repo", "/proc", "--", "./flaky.sh"],
@@ -386,3 +386,39 @@ def test_the_fault_that_is_to_blame() -> None:
     assert "faults (3 candidates)" in Path("page.html").read_text()
     resumed = document(*argv)
     assert resumed["resumed"] == told["trials"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["draft_positions", "--over", "releases", "--good", "sglang==0.5.13"],
+            "--over releases needs --good and --bad",
+        ),
+        (
+            ["--over", "releases", "--", "./flaky.sh"],
+            "--over releases needs a scenario: a command has an engine of its own",
+        ),
+        (
+            ["draft_positions", "--over", "releases", "--good", "sglang==0.5.13", "--bad", "vllm==0.32.0"],
+            "are two engines; name two releases of one",
+        ),
+        (["draft_positions", "--good", "sglang==0.5.13"], "--good is of no use with --over toggles"),
+        (["draft_positions", "--over", "releases", "--build", "make"], "--build is of no use with --over releases"),
+        (
+            ["draft_positions", "--over", "releases", "--executor", "ray"],
+            "--over releases runs where the releases are installed, on this machine",
+        ),
+        (["draft_positions", "--over", "commits", "--good", "v1"], "--over commits of a scenario needs --target"),
+        (
+            ["draft_positions", "--over", "commits", "--target", "sglang==0.5.23"],
+            "--over commits needs --good REV, a commit where it does not fail",
+        ),
+        (
+            ["draft_positions", "--over", "commits", "--target", "sglang==0.5.23", "--good", "v1", "--build", "make"],
+            "--build is for a command",
+        ),
+    ],
+)
+def test_engines_that_cannot_be_searched(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert told in complaint(capsys, *words)

@@ -8,7 +8,7 @@ from specdebug.base.errors import SpecDebugError
 from specdebug.base.yamlio import parse_yaml
 from specdebug.scenario.grammar import Scenario, read_scenario
 from specdebug.targets.registry import find_target
-from specdebug.targets.settings import HttpServer, LaunchedServer, TargetChoice, parse_target
+from specdebug.targets.settings import HttpServer, LaunchedServer, ReleasedEngine, TargetChoice, parse_target
 
 SCENARIO = "name: x\nworkload: [{prompt: {token_ids: [1]}}]\n"
 
@@ -73,3 +73,19 @@ def test_a_release_that_is_none(text: str, told: str) -> None:
     with pytest.raises(SpecDebugError) as caught:
         parse_target(text)
     assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "tree"),
+    [
+        ("sglang@/a checkout", "/a checkout"),
+        ("vllm==0.32.0@~/src", "~/src"),
+        ("{engine: sglang, tree: b, commit: c}", "b"),
+    ],
+)
+def test_a_checkout_in_the_place_of_a_release(text: str, tree: str) -> None:
+    choice = parse_target(text)
+    assert isinstance(choice, ReleasedEngine)
+    assert choice.tree == tree
+    assert parse_target(str(choice)) == choice or choice.commit is not None
+    assert read(text).target == choice

@@ -13,7 +13,7 @@ import pytest
 from specdebug.workers.child import WorkerStartError
 from specdebug.workers.home import Home, Nest
 from specdebug.workers.job import Job
-from specdebug.workers.pool import WorkerPool, run_one
+from specdebug.workers.pool import HOMES, WorkerPool, run_one
 from tests.workers.test_pool import VICTIMS, Record, victim
 
 ROOT = str(Path(__file__).parents[2])
@@ -249,3 +249,18 @@ def test_a_pool_that_closes_or_loses_its_server_leaves_no_process_of_a_nest(kill
             assert os.read(reader, 1) == b""
     assert os.read(reader, 1) == b""  # blocks for as long as the nest or its worker lives
     os.close(reader)
+
+
+def test_homes_that_have_nothing_to_do_end_the_least_lately_used_first(tmp_path: Path, pool: WorkerPool) -> None:
+    names = [f"home{number}" for number in range(HOMES)]
+    homes = {name: home_in(tmp_path / name, name) for name in (*names, "another")}
+
+    def server_of(name: str, again: int = 0) -> int:
+        events, _ = run_one(pool, Job(f"{name} {again}", f"{VICTIMS}:environment", None, home=homes[name]))
+        return int(events[0]["parent"])
+
+    before = {name: server_of(name) for name in names}
+    assert server_of(names[0], 1) == before[names[0]]
+    server_of("another")
+    assert server_of(names[0], 2) == before[names[0]]
+    assert server_of(names[1], 1) != before[names[1]]

@@ -125,7 +125,7 @@ def environment(payload: Any, sink: Any) -> None:
     import sys
 
     revert = os.environ.get("SGLANG_DEBUG_REVERT_PR")
-    sink.emit("env", revert=revert, modules=sorted(sys.modules))
+    sink.emit("env", revert=revert, modules=sorted(sys.modules), parent=os.getppid())
 
 
 def play(payload: Any, sink: Any) -> None:

@@ -21,7 +21,7 @@ from specdebug.base.yamlio import Doc, load_yaml
 from specdebug.scenario.elsewhere import ENGINE
 from specdebug.scenario.grammar import NAME, Arm, Limits, Scenario
 from specdebug.search.intervals import Interval, clopper_pearson, pooled_interval, pooled_mean
-from specdebug.targets.settings import TARGET, TargetChoice
+from specdebug.targets.settings import TARGET, AnyServer, TargetChoice
 
 _THRESHOLD = re.compile(r"\s*(>=|>)?\s*(\d+\.?\d*|\.\d+)\s*(%?)\s*")
 
@@ -183,7 +183,7 @@ class Evaluation(Part):
         """A scenario without a workload, of one arm, for what starts workers and targets by scenarios. A server is
         given a connection for each question under way."""
         target, needed = self.target, self.questions.concurrency
-        if not isinstance(target, str):
+        if isinstance(target, AnyServer):
             target = replace(target, connections=max(target.connections, needed))
         return Scenario(
             self.name,

@@ -39,7 +39,7 @@ from specdebug.targets.installs.steps import look_into
 from specdebug.targets.installs.store import find_installed, store_folder
 from specdebug.targets.launch.target import StartedTarget
 from specdebug.targets.registry import find_target
-from specdebug.targets.settings import ReleasedEngine, StartedServer, TargetChoice
+from specdebug.targets.settings import LaunchedServer, ReleasedEngine, TargetChoice
 from specdebug.targets.sglang.target import SglangTarget
 
 CONFIDENCE = 0.9
@@ -152,7 +152,7 @@ def gather(hunt: Hunt, signature: str, file: Path, document: Document) -> SeenFa
     seen = SeenFailure(file.name, signature, 0, arm=run.arm)
     with tempfile.TemporaryDirectory(prefix="specdebug-hunt-") as folder:
         failed, logged = False, run
-        if isinstance(run.target, StartedServer):
+        if isinstance(run.target, LaunchedServer):
             logged = replace(run, scenario=run.scenario.on(replace(run.target, log=folder)))
         while not failed and seen.runs < RUNS:
             again = run_traced(runner.pool, runner.library, logged)

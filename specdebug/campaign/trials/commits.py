@@ -18,6 +18,7 @@ from pathlib import Path
 
 from specdebug import __version__
 from specdebug.base.errors import SpecDebugError
+from specdebug.base.git import GIT, ask, environment, git
 from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.trials.campaign import Candidate
 from specdebug.campaign.trials.command import (
@@ -29,7 +30,7 @@ from specdebug.campaign.trials.command import (
     result_of,
     trial_environment,
 )
-from specdebug.campaign.trials.state import GIT, ask, command_state, digest_of, environment, git
+from specdebug.campaign.trials.state import command_state, digest_of
 from specdebug.logs.scan import REVISION
 from specdebug.workers.foreground import cannot_run, require_program
 from specdebug.workers.system import is_gone

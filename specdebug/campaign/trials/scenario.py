@@ -107,13 +107,16 @@ class WarmSource(ABC):
         return False
 
     def start(self, trial: Trial) -> None:
-        """Begin a trial. Options that do not go together make it untestable."""
+        """Begin a trial. Options that do not go together make it untestable, as does whatever the change alone can have
+        made wrong."""
         try:
             scenario, toggles = self.changed(trial)
             key = f"trial {trial.number}"
             run = ArmRun(key, scenario, self.arm, trial.seed, self._packs, (*self._own, *toggles))
             self._pool.start(run)
-        except InvalidOption as error:
+        except SpecDebugError as error:
+            if not (isinstance(error, InvalidOption) or (error.exit_code == 2 and self.may_be_wrong(trial))):
+                raise
             self._refused.append((trial, TrialResult("untestable", None, 0.0, str(error))))
         else:
             self._trials[key] = trial

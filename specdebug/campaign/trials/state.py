@@ -23,6 +23,7 @@ from urllib.parse import unquote, urlsplit
 from specdebug import __version__
 from specdebug.base.assets import checkpoint_path
 from specdebug.base.errors import SpecDebugError, one_line
+from specdebug.base.git import ask, git
 from specdebug.base.interpreters import other_python
 from specdebug.scenario.checks import asked_of
 from specdebug.scenario.grammar import Scenario
@@ -282,28 +283,23 @@ def arm_state(scenario: Scenario, arm: str) -> dict[str, str]:
 
 
 def engine_state(choice: TargetChoice) -> dict[str, str]:
-    """Return the state of an engine that is not ours: the packages of an installed one, or what a command starts."""
+    """Return the state of an engine that is not ours: the packages of an installed one, and of a checkout in its place
+    the files, or what a command starts."""
     from specdebug.targets.installed import InstalledTarget
-    from specdebug.targets.settings import SERVE, LaunchedServer
+    from specdebug.targets.settings import SERVE, LaunchedServer, ReleasedEngine
 
     if isinstance(choice, LaunchedServer) and choice.command != SERVE:
         with contextlib.suppress(ValueError):
             return command_state(shlex.split(choice.command), Path.cwd())
     target = find_target(choice)
     if isinstance(target, InstalledTarget):
+        state: dict[str, str] = {}
         with contextlib.suppress(SpecDebugError):
-            return packages_state(Path(target.installed().python).parent.parent)
+            state = packages_state(Path(target.installed().python).parent.parent)
+        if isinstance(choice, ReleasedEngine) and choice.tree is not None and choice.commit is None:
+            state |= tree_state(Path(choice.tree).expanduser())
+        return state
     return {}
-
-
-# Hooks of the repository have no business with our worktrees.
-GIT = ("git", "-c", "core.hooksPath=/dev/null", "-c", "advice.detachedHead=false")
-
-
-def ask(folder: Path, *words: str) -> str | None:
-    """Return what git answers, None when it says no."""
-    asked = git(folder, *words)
-    return asked.stdout.decode(errors="replace").strip() if asked.returncode == 0 else None
 
 
 def changed_files(top: Path) -> list[tuple[str, str]]:
@@ -313,14 +309,3 @@ def changed_files(top: Path) -> list[tuple[str, str]]:
     asked = git(top, "--no-optional-locks", *words)
     listed = os.fsdecode(asked.stdout).split("\0") if asked.returncode == 0 else []
     return [(entry[:2], entry[3:]) for entry in listed if len(entry) > 3]
-
-
-def git(folder: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
-    command = [*GIT, "-C", str(folder), *words]
-    return subprocess.run(command, capture_output=True, env=environment(), stdin=subprocess.DEVNULL)
-
-
-def environment() -> dict[str, str]:
-    """Return our environment, less what a git hook that started us has set of another repository."""
-    foreign = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
-    return {name: value for name, value in os.environ.items() if name not in foreign}

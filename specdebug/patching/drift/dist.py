@@ -97,7 +97,7 @@ def open_members(path: str | Path) -> Members:
 
 def open_package(folder: Path) -> Members:
     """The files of one package where it is installed, or in a checkout. Paths begin with its name."""
-    names = [f"{folder.name}/{name}" for name in _found_in(folder)]
+    names = [f"{folder.name}/{name}" for name in _found_in(folder, links=True)]
     return Members(folder, names, lambda name: (folder.parent / name).open("rb"), folder.parent)
 
 
@@ -124,8 +124,9 @@ def _unpacked(path: Path) -> dict[str, bytes]:
     return files
 
 
-def _found_in(root: Path) -> Iterator[str]:
-    for folder, folders, files in os.walk(root):
+def _found_in(root: Path, *, links: bool = False) -> Iterator[str]:
+    """``links``: those to folders are followed."""
+    for folder, folders, files in os.walk(root, followlinks=links):
         named = [one for one in folders if not one.startswith(".") and one not in _SKIPPED_FOLDERS]
         folders[:] = [one for one in named if not Path(folder, one, "pyvenv.cfg").exists()]
         below = Path(folder).relative_to(root)

@@ -32,7 +32,7 @@ def patches_of(here: Installed, toggles: Sequence[Toggle]) -> list[Patch]:
     patches do not fit the files that are there."""
     if not toggles:
         return []
-    dist = _dist(here.engine, here.python, here.version)
+    dist = _dist(here)
     found: list[Patch] = []
     for toggle in toggles:
         patches = _patches_for(here, toggle)
@@ -58,7 +58,7 @@ class Mends:
 def mends_of(here: Installed, toggles: Sequence[Toggle], known: Sequence[Toggle]) -> Mends:
     """Of the ``known`` fixes those that a release lacks, beside ``toggles``, which are put in anyway or reverted. One
     that edits what these do, or that does not fit the files that are there, is left out."""
-    dist = _dist(here.engine, here.python, here.version)
+    dist = _dist(here)
     taken = [patch for toggle in toggles for patch in _patches_for(here, toggle) or ()]
     asked = {toggle.pr for toggle in toggles}
     numbers, mending, left_out = list[int](), list[Patch](), list[str]()
@@ -77,7 +77,7 @@ def mends_of(here: Installed, toggles: Sequence[Toggle], known: Sequence[Toggle]
 
 def _patches_for(here: Installed, toggle: Toggle) -> tuple[Patch, ...] | None:
     """The patches of a fix for a release, by the first of the versions that it is taken for; None if it has none."""
-    taken_for = (_dist(here.engine, here.python, version) for version in here.versions)
+    taken_for = (_dist(here, version) for version in here.versions)
     found = next(filter(None, (patches_for(each, toggle) for each in taken_for)), None)
     return None if found is None else found[1]
 
@@ -105,16 +105,14 @@ def read_sites(file: Path) -> Mapping[str, tuple[Patch, ...]]:
 
 def sites_of(here: Installed, sites: Sequence[Patch]) -> tuple[list[Patch], list[str]]:
     """Those patches of added probe sites that fit a release, and why others do not, a line each."""
-    fitting, lacking = _fitting(here.engine, here.python, here.version, tuple(sites))
+    fitting, lacking = _fitting(package_of(here), here.version, tuple(sites))
     return list(fitting), list(lacking)
 
 
 @cache
-def _fitting(
-    engine: str, python: str, version: str, sites: tuple[Patch, ...]
-) -> tuple[tuple[Patch, ...], tuple[str, ...]]:
+def _fitting(package: Path, version: str, sites: tuple[Patch, ...]) -> tuple[tuple[Patch, ...], tuple[str, ...]]:
     """Looked up once in a process, and for those forked from it: every arm asks, and it takes half a second."""
-    dist = _dist(engine, python, version)
+    dist = Dist(package.name, Version(version), open_package(package))
     fitting, lacking = [], []
     for patch in sites:
         problems = fit(dist, [patch]).problems
@@ -126,7 +124,7 @@ def _fitting(
 def place_of(here: Installed, patch: Patch) -> tuple[str | None, str]:
     """Where in a release the first edit of a patch lands, ``file:line`` within its packages; else None, and why it does
     not."""
-    found = fit(_dist(here.engine, here.python, here.version), [patch])
+    found = fit(_dist(here), [patch])
     if found.problems:
         return None, found.problems[0].what
     path = Path(found.places[0].path)
@@ -134,14 +132,14 @@ def place_of(here: Installed, patch: Patch) -> tuple[str | None, str]:
     return f"{'/'.join(inside)}:{found.places[0].line}", ""
 
 
-def _dist(engine: str, python: str, version: str) -> Dist:
-    """What an environment has of an engine, taken for a version."""
-    return Dist(engine, Version(version), open_package(_package(python, engine)))
+def _dist(here: Installed, version: str | None = None) -> Dist:
+    """What an environment has of an engine, taken for a version if not its own."""
+    return Dist(here.engine, Version(version or here.version), open_package(package_of(here)))
 
 
 def source_of(here: Installed) -> Source:
     """The files of an installed engine. Raises SpecDebugError where it cannot be found any more."""
-    return _source(_package(here.python, here.engine))
+    return _source(package_of(here))
 
 
 @cache
@@ -149,9 +147,13 @@ def _source(folder: Path) -> Source:
     return Source(folder)
 
 
+def package_of(here: Installed) -> Path:
+    """The folder of an engine's package. Raises SpecDebugError where it cannot be found any more."""
+    return Path(here.tree) / here.engine if here.tree else _package(here.python, here.engine)
+
+
 @cache
 def _package(python: str, name: str) -> Path:
-    """Where an environment imports a package from. Raises SpecDebugError."""
     words = other_python(python, "-c", _FIND, name)
     try:
         told = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)

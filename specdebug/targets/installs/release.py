@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -15,6 +14,7 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from specdebug.base.errors import SpecDebugError, did_you_mean, one_line
+from specdebug.base.git import ask
 from specdebug.base.schema import Item
 from specdebug.base.yamlio import load_yaml
 
@@ -164,7 +164,7 @@ def checkout_version(folder: Path, metadata: str) -> str:
     """Return the version of a checkout that is installed editable, whose metadata may be of another day: the metadata's
     where that names its commit, or its tag; else one made of the last tag, how many commits there are since, and the
     commit, as ``0.5.13.post57+gabc1234``; the metadata's where git says nothing."""
-    commit = _git(folder, "rev-parse", "HEAD")
+    commit = ask(folder, "rev-parse", "HEAD")
     try:
         local = Version(metadata).local or ""
     except InvalidVersion:
@@ -174,18 +174,9 @@ def checkout_version(folder: Path, metadata: str) -> str:
         return metadata
     described = re.fullmatch(
         r"v([0-9]+(?:\.[0-9]+)*(?:\.post[0-9]+|rc[0-9]+)?)-([0-9]+)-g[0-9a-f]+",
-        _git(folder, "describe", "--tags", "--long", "--match", "v[0-9]*"),
+        ask(folder, "describe", "--tags", "--long", "--match", "v[0-9]*") or "",
     )
     if described is None:
         return f"{metadata.partition('+')[0]}+g{commit[:7]}"
     tag, since = Version(described[1]), int(described[2])
     return f"{tag.base_version}.post{since}+g{commit[:7]}" if since else str(tag)
-
-
-def _git(folder: Path, *words: str) -> str:
-    """What git says of a folder; nothing where it is none of its, or there is no git."""
-    git = ["git", "-C", str(folder), *words]
-    try:
-        return subprocess.run(git, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return ""

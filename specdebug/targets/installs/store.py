@@ -68,7 +68,8 @@ class StoreError(RecordError):
 class Installed:
     """An environment. ``python``: its interpreter. ``ours``: made by us, in ``folder``, and no one else's. ``digest``:
     of the recipe; empty for an environment of the user's. ``done``: steps that were completed. ``checked``: what it did
-    when it last served tokens; empty before. ``packages``: what pip installed, by name."""
+    when it last served tokens; empty before. ``packages``: what pip installed, by name. ``tree``: the folder, in front
+    of what it imports, that has the code of a checkout in the place of its own (``trees.py``); empty without one."""
 
     folder: Path
     engine: str
@@ -80,6 +81,7 @@ class Installed:
     done: tuple[str, ...] = ()
     checked: dict[str, Any] = field(default_factory=dict)
     packages: dict[str, Package] = field(default_factory=dict)
+    tree: str = ""
 
     @property
     def release(self) -> Release:
@@ -130,7 +132,12 @@ class Installed:
 
     def write(self) -> None:
         """Keep the record. Raises StoreError."""
-        record_in(self.folder).write({**asdict(self), "folder": None})
+        record_in(self.folder).write(self.plain)
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """As it is kept in its folder: all but where that is, and what was laid over it."""
+        return {name: each for name, each in asdict(self).items() if name not in ("folder", "tree")}
 
     @classmethod
     def read(cls, item: Item, folder: Path) -> Installed:

@@ -13,7 +13,7 @@ from specdebug.targets.base import Asked, Opening, OverThere, Target, Traits
 from specdebug.targets.http.target import AT_MOST, asked_of_server, key_of, open_session
 from specdebug.targets.launch.process import StartCommand, command_of
 from specdebug.targets.requests import SessionFailed
-from specdebug.targets.settings import SERVE, LaunchedServer, StartedServer
+from specdebug.targets.settings import SERVE, LaunchedServer
 
 if TYPE_CHECKING:
     from specdebug.targets.http.session import HttpSession
@@ -28,7 +28,7 @@ SHARED_SEED = 0
 class StartedTarget(Target):
     """A server that is started. A subclass says by which command."""
 
-    _settings: StartedServer
+    _settings: LaunchedServer
 
     @abstractmethod
     def command(self, options: Mapping[str, Any], seed: int, there: OverThere) -> StartCommand:

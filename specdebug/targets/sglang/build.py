@@ -15,6 +15,7 @@ from specdebug.targets.sglang.flags import NATIVE_MOVES
 from specdebug.targets.sglang.inside.memory import KERNEL_MEMORY, watch_kernels
 from specdebug.targets.sglang.inside.probes import PROBES, probe
 from specdebug.targets.sglang.inside.scheduler import RELEASE, RUN, TAKE, make_scheduler
+from specdebug.targets.sglang.inside.seats import in_sglang
 from specdebug.targets.sglang.inside.stages import LOOKS, StageLook, look
 from specdebug.targets.sglang.inside.stand_ins import import_for_cpu, without_a_gpu
 
@@ -30,11 +31,18 @@ class Built:
     taps: dict[str, Callable[..., Any]]
 
 
-def build(words: Sequence[str], there: OverThere, *, cpu: bool, looks: bool) -> Built:
-    """Build one by its command line. ``looks``: its stages are looked at. Raises NoSeat, and what SGLang raises."""
+def import_engine(*, cpu: bool) -> None:
+    """Import SGLang, unless it is. Raises what that raises."""
     if cpu:
         importlib.import_module("specdebug_empty")
         import_for_cpu()
+    else:
+        in_sglang("srt.managers.scheduler")
+
+
+def build(words: Sequence[str], there: OverThere, *, cpu: bool, looks: bool) -> Built:
+    """Build one by its command line. ``looks``: its stages are looked at. Raises NoSeat, and what SGLang raises."""
+    if cpu:
         if not there.kernels:
             os.environ.update(NATIVE_MOVES)
         else:

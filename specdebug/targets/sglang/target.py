@@ -141,14 +141,18 @@ class SglangTarget(InstalledTarget):
         own = ALWAYS_ENV | (ON_CPU_ENV if cpu else {}) | dict(self._settings.variables)
         # A GPU's process cannot be forked once it has one, so there each worker imports the engine itself.
         preload = (*PRELOAD, *((EMPTY, f"{__package__}.inside.imported") if cpu else ()))
-        return Home(here.python, (str(self._site(here)),), tuple(sorted(own.items())), preload)
+        path = tuple(filter(None, (here.tree, str(self._site(here)))))
+        return Home(here.python, path, tuple(sorted(own.items())), preload)
 
     def open(self, options: Mapping[str, Any], seed: int, opening: Opening) -> SglangSession:
-        from specdebug.targets.sglang.build import build
+        from specdebug.targets.inside.failure import importing
+        from specdebug.targets.sglang.build import build, import_engine
         from specdebug.targets.sglang.session import SglangSession
 
         here, asked = self.begun(options, opening)
         there = opening.over_there
+        with importing(self._settings):
+            import_engine(cpu=asked.device == "cpu")
         words = (*self._mapped(options, here)[0], *self._settings.arguments)
         shows = SHOWS - INSIDE | frozenset(there.shows)
         built = build(words, there, cpu=asked.device == "cpu", looks=bool(LOOKING & shows))

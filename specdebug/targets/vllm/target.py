@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -73,14 +74,19 @@ class VllmTarget(InstalledTarget):
         own = ALWAYS_ENV | (ON_CPU_ENV if cpu else {}) | dict(self._settings.variables)
         # A GPU's process cannot be forked once it has one, so there each worker imports the engine itself.
         preload = (*PRELOAD, *((f"{__package__}.inside.imported",) if cpu else ()))
-        return Home(here.python, (str(make_import_folder(here.folder, {})),), tuple(sorted(own.items())), preload)
+        path = tuple(filter(None, (here.tree, str(make_import_folder(here.folder, {})))))
+        return Home(here.python, path, tuple(sorted(own.items())), preload)
 
     def open(self, options: Mapping[str, Any], seed: int, opening: Opening) -> VllmSession:
         """The engine is built with no seed of a run's: trials of many seeds share it."""
+        from specdebug.targets.inside.failure import importing
+        from specdebug.targets.vllm.inside.imported import ENGINE
         from specdebug.targets.vllm.session import VllmSession, build
 
         here, asked = self.begun(options, opening)
         there = opening.over_there
+        with importing(self._settings):
+            importlib.import_module(ENGINE)
         engine = build(self.mapped(options, here)[0], self._settings.arguments)
         opening.busy.said("")
         if asked.device == "cpu":

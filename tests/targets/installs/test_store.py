@@ -6,7 +6,6 @@ import json
 import os
 import re
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -25,8 +24,7 @@ from specdebug.targets.installs.store import (
 )
 
 WHOLE = json.dumps(
-    asdict(Installed(Path("x"), "sglang", "0.5.13", "cpu", sys.executable, True, "digest", ("installed",)))
-    | {"folder": None}
+    Installed(Path("x"), "sglang", "0.5.13", "cpu", sys.executable, True, "digest", ("installed",)).plain
 )
 
 

@@ -120,6 +120,24 @@ def test_its_workers_run_with_its_python_and_on_a_cpu_are_forked_with_the_engine
     assert target(alone, env={"A": "b"}).home() == home, "workers of one home share its fork server"
 
 
+def test_a_checkout_stands_in_front_of_what_it_imports(store: Path, tmp_path: Path) -> None:
+    (tmp_path / "checkout" / "python" / "sglang").mkdir(parents=True)
+    (tmp_path / "checkout" / "python" / "sglang" / "__init__.py").write_text("")
+    (tmp_path / "site" / "sglang").mkdir(parents=True)
+    fit._package.cache_clear()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(fit, "_package", lambda python, name: tmp_path / "site" / name)
+        own = target(store, tree=str(tmp_path / "checkout"))
+        tree, site = own.home().path
+        assert (Path(tree) / "sglang" / "__init__.py").exists()
+        assert (Path(site) / "specdebug").is_symlink()
+        assert own.home() != target(store).home()
+        (note,) = (each for each in own.notes_of({}, own.installed(), OverThere()) if "checkout" in each)
+    assert note == f"the code is that of {tmp_path / 'checkout'}, beside the dependencies of sglang==0.5.13"
+    with pytest.raises(SpecDebugError, match=r"target\.commit: abc is one of a checkout, which target\.tree names"):
+        target(store, commit="abc").installed()
+
+
 def test_its_environment_is_its_own(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     monkeypatch.setenv("SGLANG_DEBUG_REVERT_PR", "1")
@@ -173,7 +191,11 @@ def test_known_bugs_are_mended_and_said_to_be_unless_that_is_left_out(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The registry's mends of this release; that they fit it, tests/engines shows."""
-    monkeypatch.setattr(fit, "_dist", lambda engine, python, version: Dist(engine, Version(version), None))  # type: ignore[arg-type]
+    monkeypatch.setattr(
+        fit,
+        "_dist",
+        lambda here, version=None: Dist(here.engine, Version(version or here.version), None),  # type: ignore[arg-type]
+    )
     monkeypatch.setattr(fit, "fit", lambda dist, wanted: Fit((), ()))
     known = [toggle.pr for toggle in load_registry().all if "sglang" in toggle.mends]
 

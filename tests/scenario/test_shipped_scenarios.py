@@ -93,6 +93,7 @@ def test_what_an_engine_cannot_run_says_so_in_its_own_file(name):
     on_vllm = not latent and config.speculative.eagle_topk == 1 and config.speculative.algorithm in METHODS
     assert is_not_on(name, "vllm") != on_vllm, "vLLM drafts chains, by some algorithms"
     on_sglang = not latent and config.page_size.bit_count() == 1 and config.speculative.algorithm in KNOWN
+    on_sglang = on_sglang and name != "v1_row_headroom"  # which leaves drafts less room than SGLang asks for
     assert is_not_on(name, "sglang") != on_sglang, "SGLang's pages are powers of two, its assistants others"
 
 
@@ -102,8 +103,8 @@ def test_a_revert_that_another_engine_has_is_expected_there_as_its_toggle_says(n
     (toggle,) = (each for each in TOGGLES if each["pr"] in scenario.arms["reverted"].revert)
     if is_not_on(name, "sglang"):
         assert not scenario.expect_on
-    elif name in ("flaky_chunk_tail", "v1_row_headroom"):
-        assert "sglang" in scenario.arms["reverted"].not_on, "arrivals fall otherwise there; v1 is not there"
+    elif name == "flaky_chunk_tail":
+        assert "sglang" in scenario.arms["reverted"].not_on, "arrivals fall otherwise there"
     elif "sglang" in toggle.get("mends", ()):
         assert "sglang" in scenario.arms["reverted"].not_on, "its releases lack the fix"
     elif "sglang" in toggle["patches"]:

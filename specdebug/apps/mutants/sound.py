@@ -5,6 +5,7 @@ rounding is told with the values in hand: both run again and keep those tensors;
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import pickle
 from abc import ABC, abstractmethod
@@ -286,21 +287,19 @@ def sound_arms(
     """The arms that the sound engine must pass, each with its packs, and those that a release cannot be asked for.
     Raises SpecDebugError."""
     found, left_out = list[ArmRun](), list[LeftOutArm]()
-    for scenario in scenarios:
-        names = [name for name in scenario.arms if _is_sound(scenario, name)]
-        chosen = Choices(arms=tuple(names), target=None if target == DEFAULT else target)
+    for scenario, name in ((each, name) for each in scenarios for name in each.arms if _is_sound(each, name)):
+        key = f"{scenario.path.stem}/{name}"
         try:
-            runs = plan(scenario, chosen, library) if names else ()
-            for run in runs if target != DEFAULT else ():
+            (run,) = plan(scenario, Choices(arms=(name,), target=None if target == DEFAULT else target), library)
+            if target != DEFAULT:
                 find_target(target).warm(run.options)
         except SpecDebugError as error:
             if target == DEFAULT:
                 raise
-            left_out += [LeftOutArm(f"{scenario.path.stem}/{name}", str(error)) for name in names]
+            left_out.append(LeftOutArm(key, str(error)))
             continue
-        for run in runs:
-            if run.target == target and run.asked.device == "cpu":
-                found.append(dataclasses.replace(run, key=f"{scenario.path.stem}/{run.arm}"))
+        if run.target == target and run.asked.device == "cpu":
+            found.append(dataclasses.replace(run, key=key))
     return found, left_out
 
 
@@ -357,19 +356,27 @@ def _of_release(
     for each in as_they_end(pool, (*traced, *taped)):
         ended[each.run.key] = each.outcome
         moved(len(ended), 2 * len(runs))
-    found, left_out = list[Sound](), list[LeftOutArm]()
+    found, left_out, known = list[Sound](), list[LeftOutArm](), dict[str, str]()
     for run, lined in zip(taped, traced, strict=True):
         one, other, folder = ended[lined.key], ended[run.key], Path(run.folder)
         why, books = _why_not(one) or _why_not(other), read_books(folder / BOOKS)
         if not why and (one.trace_hash != other.trace_hash or books != read_books(Path(lined.folder) / BOOKS)):
             why = "two runs of it are not alike"
+        whole = "" if why else _digest((folder / TAPE, Path(lined.folder) / LINES))
+        if not why and whole in known:
+            why = f"it does what {known[whole]} does"
         if why:
             left_out.append(LeftOutArm(run.key, why))
             continue
+        known[whole] = run.key
         building, lines = _lines(lined, code)
         facts = (run, other.metrics.wall_s, other.trace_hash, other.metrics.steps, books, lines)
         found.append(ReleaseSound(*facts, folder, building, one.metrics.wall_s))
     return found, left_out
+
+
+def _digest(files: Iterable[Path]) -> str:
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def _longer(run: MutantRun) -> MutantRun:

@@ -229,6 +229,11 @@ class SglangSession(Session):
         if not speculative and self._spec is not None:
             self._note("this engine cannot leave out drafts for a request; all are served with them")
         limit = None if self.asked is None else self.asked.context_length
+        if limit is not None and len(prompt_ids) >= limit:  # so does its tokenizer's process, which is not here
+            whole = (
+                f"is declined by the engine: of its context, prompts and outputs have {limit} tokens, drafts the rest"
+            )
+            raise CannotBeServed(rid, f"{whole}; the prompt has {len(prompt_ids)}")
         sampling = within_context(prompt_ids, sampling, limit, self._note, "engine")
         request = SglangRequest(rid, tuple(prompt_ids), sampling, speculative)
         self._requests[rid] = request

@@ -146,6 +146,7 @@ class SglangTarget(InstalledTarget):
 
     def open(self, options: Mapping[str, Any], seed: int, opening: Opening) -> SglangSession:
         from specdebug.targets.inside.failure import importing
+        from specdebug.targets.inside.guard import LOST
         from specdebug.targets.sglang.build import build, import_engine
         from specdebug.targets.sglang.session import SglangSession
 
@@ -155,7 +156,12 @@ class SglangTarget(InstalledTarget):
             import_engine(cpu=asked.device == "cpu")
         words = (*self._mapped(options, here)[0], *self._settings.arguments)
         shows = SHOWS - INSIDE | frozenset(there.shows)
-        built = build(words, there, cpu=asked.device == "cpu", looks=bool(LOOKING & shows))
+        try:
+            built = build(words, there, cpu=asked.device == "cpu", looks=bool(LOOKING & shows))
+        except Exception:
+            for lost in dict.fromkeys(LOST):  # a stand-in that refused judges nothing, whatever SGLang made of that
+                opening.say("lost", text=str(lost), stand_in=lost.stand_in)
+            raise
         opening.busy.said("")
         if built.not_engine_code:
             opening.say("not_engine_code", parts=list(built.not_engine_code))

@@ -205,6 +205,12 @@ def test_a_declined_request_is_the_user_s_to_mend(serve: Any) -> None:
     assert declined.value.rid == "long"
 
 
+def test_a_prompt_that_leaves_drafts_no_room_is_declined_as_by_the_tokenizer(serve: Any) -> None:
+    session, _ = serve(asked=Asked("tiny", context_length=8))
+    with pytest.raises(CannotBeServed, match="have 8 tokens, drafts the rest; the prompt has 8"):
+        add(session, "a", *range(8))
+
+
 def test_outputs_end_with_the_context_and_that_is_said_once(serve: Any) -> None:
     session, _ = serve(asked=Asked("tiny", context_length=8), said=(said := []))
     for rid in "ab":

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdebug.targets.sglang.inside.launches import Given, TorchKernel, reads_like_a_kernel, refuse, rows_of
+from specdebug.targets.sglang.inside.launches import Given, TorchKernel, reads_like_a_kernel, refusal, refuse, rows_of
 from specdebug.targets.sglang.inside.launches import Read as KernelRead
 
 AT_ONCE = 1 << 16
@@ -185,7 +185,13 @@ def _partial(given: Given, mid: Tensor, lse: Tensor, shape: tuple[int, int, int]
 
 
 def _kv_buffers(given: Given, heads: int, width: int) -> tuple[Tensor, Tensor]:
-    """Keys and values [slots, KV heads, D] where a kernel finds them by its strides."""
+    """Keys and values [slots, KV heads, D] where a kernel finds them by its strides; those of pages, if it is given
+    any, must be what so many slots come to."""
+    page = given.get("PAGE_SIZE", 1)
+    for which in "kv" if page > 1 else "":
+        slot, by_page, in_page = (given[f"stride_buf_{which}{of}"] for of in ("bs", "page", "tok"))
+        if (by_page, in_page) != (page * slot, slot):
+            raise refusal("paged attention", f"pages of {page} that lie {by_page} apart, slots of {slot}")
     kv_heads = heads // given["kv_group_num"]
     keys, values = given["K_Buffer"], given["V_Buffer"]
     return (
@@ -264,7 +270,7 @@ _MID = {f"stride_mid_o{part}" for part in "bhs"}
 _BUFFERS = {"K_Buffer", "V_Buffer", *(f"stride_buf_{which}" for which in ("kbs", "kh", "vbs", "vh")), "kv_group_num"}
 _CACHED = {"kv_indptr", "kv_indices"}
 _UNCAPPED: dict[str, tuple[Any, ...]] = {
-    "logit_cap": (0.0,), "xai_temperature_len": (-1, 0), "PAGE_SIZE": (1,), "SCORE_MOD": (None,),
+    "logit_cap": (0.0,), "xai_temperature_len": (-1, 0), "SCORE_MOD": (None,),
 }  # fmt: skip
 STAGE1 = TorchKernel(
     DECODE,
@@ -272,7 +278,7 @@ STAGE1 = TorchKernel(
     _split_reads,
     frozenset({"Q", "sm_scale_withk", "Att_Out", "Att_Lse", "num_kv_splits", "stride_qbs", "stride_qh", "Lk", "Lv",
                "MIN_BLOCK_KV", *_MID, *_BUFFERS, *_CACHED}),
-    frozenset({"q_head_num"}),
+    frozenset({"q_head_num", "PAGE_SIZE"}),
     {**_UNCAPPED, "HAS_MLA": (False,), "ROTATE_BATCH": (False,), "USE_FORCED": (False,)},
 )  # fmt: skip
 STAGE2 = TorchKernel(
@@ -291,7 +297,7 @@ EXTENDING = TorchKernel(
     frozenset({"Q_Extend", "K_Extend", "V_Extend", "O_Extend", "qo_indptr", "mask_ptr", "mask_indptr", "sm_scale", "Lq",
                "Lv", "BLOCK_M", "USE_CUSTOM_MASK", "IS_CAUSAL", *_BUFFERS, *_CACHED,
                *(f"stride_{which}" for which in ("qbs", "qh", "kbs", "kh", "vbs", "vh", "obs", "oh"))}),
-    frozenset(),
+    frozenset({"PAGE_SIZE"}),
     {**_UNCAPPED, "SLIDING_WINDOW_SIZE": (-1,), "SKIP_PREFIX_CUSTOM_MASK": (True,), "k_scale": (1.0, None),
      "v_scale": (1.0, None)},
 )  # fmt: skip

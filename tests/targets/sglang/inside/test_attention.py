@@ -118,6 +118,17 @@ def test_a_kernel_reads_by_the_strides_that_it_is_launched_with() -> None:
         decode(q, k, v, out, torch.tensor([0, 1, 2, 3]), torch.tensor([3, 4, 5]), SCALE, stride_qbs=1 << 20)
 
 
+def test_pages_are_read_where_their_slots_lie_and_others_refused() -> None:
+    k, v, q = random(SLOTS, KV_HEADS, DIM), random(SLOTS, KV_HEADS, DIM), random(1, HEADS, DIM)
+    slot = k.stride(0)
+    pages = {f"stride_buf_{side}{of}": by for side in "kv" for of, by in (("page", 4 * slot), ("tok", slot))}
+    out, at = torch.zeros(1, HEADS, DIM), (torch.tensor([0, 2]), torch.tensor([9, 4]))
+    decode(q, k, v, out, *at, SCALE, PAGE_SIZE=4, **pages)
+    close(out, written_out(q, k, v, [[9, 4]])[0])
+    with pytest.raises(NotImplementedError, match="paged attention has no pages of 4 that lie"):
+        decode(q, k, v, out, *at, SCALE, PAGE_SIZE=4, **(pages | {"stride_buf_vpage": 5 * slot}))
+
+
 @pytest.mark.parametrize("masked", [True, False])
 def test_extend_sees_the_cache_and_of_new_tokens_what_is_allowed(masked: bool) -> None:
     k, v = random(SLOTS, KV_HEADS, DIM), random(SLOTS, KV_HEADS, DIM)

@@ -1,11 +1,13 @@
-"""Measure what probes, recording and oracles cost a decode step of SGLang on this machine's GPU, CUDA graphs on.
+"""Measure what probes and oracles cost a step of a released SGLang that is built in a worker: on this machine's GPU
+with its own kernels and CUDA graphs, or on a CPU.
 
-``python benchmarks/gpu/costs.py OUT [--batch 1]`` writes a target of Llama 3 8B's size and its EAGLE head, random in
-bf16, and starts SGLang on them several times, side by side, those that are not timed asleep: as it is, with our plugin
-and nothing asked of it, with every probe in record mode, recording every tensor for ``diverge``, and looked into by
-oracles. They are timed in turns. It prints a table of ratios and writes ``costs.json`` to OUT.
+``python benchmarks/gpu/costs.py OUT [--target sglang] [--batch 1] [--turns 2]`` writes a target of Llama 3 8B's size
+and its EAGLE head, random in bf16, and serves ``--batch`` long requests with them, each kind of arm in a process of its
+own, in turns: alone, with every probe in record mode, with all oracles, with both. ``--cpu`` takes the shipped
+checkpoint in their place. It prints a table of ratios and writes ``costs.json`` to OUT.
 
-A step is as in ``against_sglang.py``: (seconds of a long output less those of a short one) / verifies between.
+A step is from the begin of one ``advance`` to that of the next, so what looks between two is in it: the mean of a run,
+without the first ten; on a CPU it is processor time.
 """
 
 from __future__ import annotations
@@ -16,127 +18,169 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
+import yaml
 from rich.console import Console
 from rich.table import Table
 
-from specdebug.base.abilities import INSIDE
+from specdebug.campaign.loops.replay import Choices, plan
+from specdebug.campaign.preload import PRELOAD
 from specdebug.scenario.library import Library
-from specdebug.scenario.packs import rules
-from specdebug.targets.base import OverThere
-from specdebug.targets.registry import find_target
 from specdebug.targets.settings import parse_target
+from specdebug.workers.job import Job, WorkerEnd
+from specdebug.workers.pool import WorkerPool
 
-sys.path.insert(0, str(Path(__file__).parent))
-from against_sglang import CONTEXT, PROMPT, SHAPES, SHORT, Sglang
-from saved import make_saved
+MODES = {
+    "chain": {"num_steps": 3, "eagle_topk": 1, "num_draft_tokens": 4},
+    "tree": {"num_steps": 3, "eagle_topk": 4, "num_draft_tokens": 8},
+}
+CONTEXT, PROMPT = 2048, 64
+LOOKS = ("lossless", "draft_kv", "draft_state", "acceptance", "sampling", "ends", "turns", "graphs", "server", "pools")
+NO_PROBES: dict[str, Any] = {"probes": []}
+NO_ORACLES: dict[str, Any] = {"oracles": dict.fromkeys(LOOKS, False)}
+KINDS: dict[str, dict[str, Any]] = {
+    "alone": {**NO_PROBES, **NO_ORACLES},
+    "probes": {"mode": "record", **NO_ORACLES},
+    "oracles": NO_PROBES,
+    "both": {"mode": "record"},
+}
 
-LONG, TURNS = 264, 5
-MODES = {"chain": {"num_steps": 3, "eagle_topk": 1}, "tree": {"num_steps": 3, "eagle_topk": 4, "num_draft_tokens": 8}}
-RELEASE = "sglang"
-PLUGIN = "SPECDEBUG_INSIDE"
+
+class Heard:
+    """What a worker told: the seconds of its steps, and its verdict's worth of trouble."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.trouble = ""
+
+    def started(self, job: Job) -> None: ...
+
+    def waiting(self) -> None: ...
+
+    def event(self, job: Job, event: dict[str, Any]) -> None:
+        if event["event"] == "steps":
+            self.seconds = event["seconds"]
+        elif event["event"] in ("violation", "error", "failed"):
+            self.trouble = json.dumps(event)[:400]
+
+    def ended(self, job: Job, end: WorkerEnd) -> None:
+        if not self.seconds:
+            self.trouble = self.trouble or end.log[-2000:]
 
 
-def options_of(folder: Path, mode: str, backend: str, batch: int) -> dict[str, Any]:
-    """A scenario's engine."""
+def scenario_of(options: Mapping[str, Any], batch: int, tokens: int, target: str) -> dict[str, Any]:
+    """A scenario that serves long requests, with an arm of each kind."""
     return {
-        "device": "cuda",
-        "dtype": "bfloat16",
-        "model": str(folder / "target"),
-        "attention_backend": backend,
-        "context_length": CONTEXT,
+        "name": "costs",
+        "description": "long requests, looked at more and less",
+        "engine": dict(options),
+        "target": target,
+        "limits": {"timeout_s": 560, "memory_mb": 60000},
+        "workload": [
+            {
+                "id": "long",
+                "requests": batch,
+                "prompt": {"corpus": "stdlib", "tokens": PROMPT},
+                "max_new_tokens": tokens,
+            }
+        ],
+        "arms": KINDS,
+    }
+
+
+def options_of(mode: str, batch: int, folder: Path | None) -> dict[str, Any]:
+    """A scenario's engine. ``folder``: of the large checkpoint; None for the shipped one, on a CPU."""
+    speculative = {"algorithm": "EAGLE", **MODES[mode]}
+    options: dict[str, Any] = {
+        "attention_backend": "triton",
         "max_running_requests": batch,
         "radix_cache": False,
-        "speculative": {"algorithm": "EAGLE", "draft_model": str(folder / "eagle"), **MODES[mode]},
+        "speculative": speculative,
         "cuda_graph": {"max_bs": batch, "capture_bs": [batch]},
-        "memory": {"num_slots": 8192},
     }
+    if folder is None:
+        return options
+    speculative["draft_model"] = str(folder / "eagle")
+    large = {"device": "cuda", "dtype": "bfloat16", "model": str(folder / "target"), "context_length": CONTEXT}
+    return options | large | {"memory": {"num_slots": 8192}}
 
 
-def kinds(out: Path) -> dict[str, OverThere]:
-    """Return what each server is asked to do inside."""
-    packs = Library().packs(("default",))
-    return {
-        "plugin": OverThere(),
-        "probes": OverThere(rules=rules(packs, "record")),
-        "recording": OverThere(tape=str(out / "tape")),
-        "oracles": OverThere(shows=tuple(sorted(INSIDE))),
-    }
-
-
-def started(options: Mapping[str, Any], out: Path, mode: str) -> dict[str, Sglang]:
-    """The servers, each with its words; ``plain`` has no plugin."""
-    target: Any = find_target(
-        parse_target(f"{{engine: {RELEASE}, arguments: [--sleep-on-idle, --mem-fraction-static, '0.9']}}")
-    )
-    servers = {}
-    for name, there in {"plain": OverThere(), **kinds(out)}.items():
-        command = target.command(options, 0, there)
-        env = {**command.env, "SPECDEBUG_SERVER_LOG": str(out / f"{mode}-{name}")}
-        if name == "plain":
-            del env[PLUGIN]
-        python, *rest = command.words
-        words = rest[rest.index("{port}") + 1 :]
-        servers[name] = Sglang(python, words, out / f"costs-{mode}-{name}.log", env)
-    return servers
-
-
-def measure(options: Mapping[str, Any], out: Path, mode: str, batch: int) -> dict[str, list[float]]:
-    """Milliseconds of a step of each server, turn by turn."""
-    vocab = SHAPES["8b"].vocab_size
-    prompts = torch.randint(3, vocab, (batch, PROMPT), generator=torch.Generator().manual_seed(0)).tolist()
-    servers = started(options, out, mode)
-    found: dict[str, list[float]] = {name: [] for name in servers}
-    try:
-        for server in servers.values():
-            server.wait()
-        for turn in range(TURNS + 1):
-            for name, server in servers.items():
-                (short, few), (long, many) = server.generate(prompts, SHORT), server.generate(prompts, LONG)
-                if turn:
-                    found[name].append(1e3 * (long - short) / (many - few))
-    finally:
-        for server in servers.values():
-            server.end()
+def measure(file: Path, kinds: tuple[str, ...], turns: int, clock: str) -> dict[str, list[float]]:
+    """Seconds of a step of each kind, a run's mean each turn. Raises SystemExit where an arm took no step."""
+    library = Library()
+    scenario = library.scenario(str(file))
+    found: dict[str, list[float]] = {kind: [] for kind in kinds}
+    with WorkerPool(jobs=1, preload=PRELOAD) as pool:
+        for _ in range(turns):
+            for run in plan(scenario, Choices(arms=kinds), library):
+                job = run.job_of("timed_steps:timed", workload=run.job(library).payload["workload"], clock=clock)
+                assert job.home is not None  # a released engine has one
+                home = replace(job.home, path=(*job.home.path, str(Path(__file__).parent)))
+                heard = Heard()
+                pool.run([replace(job, home=home)], heard)
+                if not heard.seconds:
+                    sys.exit(f"{run.arm} took no step: {heard.trouble}")
+                found[run.arm].append(statistics.mean(heard.seconds))
     return found
 
 
-def show(found: Mapping[str, Mapping[str, list[float]]], batch: int) -> None:
-    table = Table(
-        title=f"a step at batch {batch}, beside SGLang as it is (median of {TURNS} turns, each beside its own)"
-    )
-    for column in ("", "ms", *next(iter(found.values()))):
+def show(found: Mapping[str, Mapping[str, list[float]]], clock: str) -> None:
+    table = Table(title=f"a step, {clock} time, beside SGLang alone (each turn beside its own)")
+    for column in ("", "ms alone", *list(next(iter(found.values())))[1:]):
         table.add_column(column, justify="right")
-    for mode, servers in found.items():
-        plain = servers["plain"]
+    for mode, kinds in found.items():
+        alone = kinds["alone"]
         ratios = [
-            statistics.median(own / base for own, base in zip(times, plain, strict=True)) for times in servers.values()
+            statistics.median(own / base for own, base in zip(times, alone, strict=True))
+            for kind, times in kinds.items()
+            if kind != "alone"
         ]
-        table.add_row(mode, f"{statistics.median(plain):.2f}", *(f"{each:.3f}" for each in ratios))
+        table.add_row(mode, f"{1e3 * statistics.median(alone):.2f}", *(f"{each:.3f}" for each in ratios))
     Console(width=110).print(table)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
+    parser.add_argument("--target", default="sglang")
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--backend", default="triton", help="SGLang's attention; Triton's has a graph for each stage")
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=264, help="of each request")
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
+    parser.add_argument("--cpu", action="store_true")
     options = parser.parse_args()
+    parse_target(options.target)
     out = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    found = {}
-    with tempfile.TemporaryDirectory(prefix="specdebug-costs-") as folder:
-        make_saved(Path(folder), SHAPES["8b"], CONTEXT + 64)
-        torch.cuda.empty_cache()
+    clock = "processor" if options.cpu else "wall"
+    found: dict[str, dict[str, list[float]]] = {}
+    with tempfile.TemporaryDirectory(prefix="specdebug-costs-") as made:
+        folder = None if options.cpu else Path(made)
+        if folder is not None:
+            write_large(folder)
         for mode in options.modes:
-            engine = options_of(Path(folder), mode, options.backend, options.batch)
-            found[mode] = measure(engine, out, mode, options.batch)
-            (out / "costs.json").write_text(json.dumps({"batch": options.batch, "ms": found}, indent=1) + "\n")
-    show(found, options.batch)
+            file = Path(made) / f"{mode}.yaml"
+            engine = options_of(mode, options.batch, folder)
+            file.write_text(yaml.safe_dump(scenario_of(engine, options.batch, options.tokens, options.target)))
+            found[mode] = measure(
+                file, ("alone", *(kind for kind in options.kinds if kind != "alone")), options.turns, clock
+            )
+            (out / "costs.json").write_text(json.dumps({"batch": options.batch, "s": found}, indent=1) + "\n")
+    show(found, clock)
+
+
+def write_large(folder: Path) -> None:
+    """Write the target and its head, in a process that leaves the GPU free."""
+    import torch
+    from against_sglang import SHAPES
+    from saved import make_saved
+
+    make_saved(folder, SHAPES["8b"], CONTEXT + 64)
+    torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

@@ -253,7 +253,7 @@ class SessionRun(ABC):
     def _over_there(self, mode: str | None = None, shows: frozenset[Ability] = frozenset()) -> OverThere:
         """The run's reverts and probes, and what its oracles look at, for an engine that is not ours; of ours, its
         kernels."""
-        from specdebug.scenario.packs import kernel_rules, rules
+        from specdebug.scenario.packs import kernel_rules
 
         packs = pickle.loads(self._payload["packs"])
         if not self._payload["elsewhere"] and "patches" not in self._payload:
@@ -264,7 +264,6 @@ class SessionRun(ABC):
             mode,
             content_of((*packs, *self._reverts)),
             self._payload.get("keeper"),
-            rules(packs, mode),
             kernel_rules(packs, mode),
             tuple(sorted(shows)),
         )

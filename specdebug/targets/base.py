@@ -18,7 +18,6 @@ from specdebug.targets.requests import Lost, RequestView, Sampling
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specdebug.async_probe.gate import Rule
     from specdebug.engine.memory.arena import GuardViolation
     from specdebug.kernel_memory.finding import KernelRule
     from specdebug.patching import Patch
@@ -98,7 +97,6 @@ class OverThere:
         mode: the mode of all probes, if one is set.
         content: the folders of content that these are from, beside what is shipped.
         keeper: the address of the process that keeps servers for a search's runs (``launch/keeper.py``).
-        rules: what the probe packs and the mode come to.
         kernels: rules for the memory of kernels, which also an engine in the worker itself is to look at.
         shows: what the arm's oracles want to look at inside it.
     """
@@ -108,7 +106,6 @@ class OverThere:
     mode: str | None = None
     content: tuple[str, ...] = ()
     keeper: str | None = None
-    rules: tuple[Rule, ...] = ()
     kernels: tuple[KernelRule, ...] = ()
     shows: tuple[Ability, ...] = ()
 

@@ -1,0 +1,51 @@
+"""In a worker of ``costs.py``, which may have an engine's own Python: the seconds of each step of an arm."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from specdebug.run.arm import run_arm
+from specdebug.workers.wire import Sink
+
+if TYPE_CHECKING:
+    from specdebug.run.loop import RunLoop
+
+WARM_UP = 10
+"""Steps that are not counted."""
+
+
+class Timed:
+    """Notes when each step of a session begins, and when the last is over."""
+
+    def __init__(self, clock: Any) -> None:
+        self._clock = clock
+        self.began: list[float] = []
+
+    def building(self) -> None: ...
+
+    def built(self, loop: RunLoop) -> None:
+        advance = loop.session.advance
+
+        def timed() -> Any:
+            self.began.append(self._clock())
+            return advance()
+
+        def settled() -> Any:
+            self.began.append(self._clock())
+            return settle()
+
+        settle = loop.settle
+        setattr(loop.session, "advance", timed)  # noqa: B010 - methods of this one run
+        setattr(loop, "settle", settled)  # noqa: B010
+
+
+def timed(payload: Mapping[str, Any], sink: Sink) -> None:
+    """Run an arm in its worker, and tell the seconds of its steps."""
+    watch = Timed(time.process_time if payload["clock"] == "processor" else time.perf_counter)
+    try:
+        run_arm(payload, sink, watch)
+    finally:
+        pairs = zip(watch.began[WARM_UP:], watch.began[WARM_UP + 1 :], strict=False)
+        sink.emit("steps", seconds=[later - began for began, later in pairs])

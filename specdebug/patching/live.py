@@ -223,11 +223,13 @@ def take_census(folder: str) -> None:
     """Look up, once, all that patching may have to reach: functions whose source lies in ``folder``, caches, kernels.
 
     Until :func:`end_census` no other functions may be made or patched, and files of patched modules are not read again.
-    For a process that many are forked from: a search in each fork would copy the memory that all objects lie in.
+    For a process that many are forked from: a search in each fork would copy the memory that all objects lie in. In a
+    fork of one that has taken a census before it froze its objects, those that were made since are added.
     """
     global _census
-    end_census()
-    _census = [thing for thing in gc_objects() if _matters(thing, folder)]
+    known = _census or []
+    objects = gc.get_objects() if known and gc.get_freeze_count() else gc_objects()
+    _census = [*known, *(thing for thing in objects if _matters(thing, folder))]
 
 
 def census_taken() -> bool:

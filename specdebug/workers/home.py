@@ -24,12 +24,13 @@ class Home:
 class Nest:
     """A process that has called ``target`` (``module:function``) with ``argument``, and that workers of jobs with this
     ``key`` are forked from, in place of the fork server, or the nest ``of`` which it is itself a fork. Where the target
-    raises, they are forked from that."""
+    raises, they are forked from that. ``kept``: as many of its server's may be without a job when it has had one."""
 
     key: str
     target: str
     argument: Any = None
     of: Nest | None = None
+    kept: int = 2
 
     @property
     def line(self) -> tuple[Nest, ...]:

@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 
 from specdebug.workers.wire import JOB, SIGNAL, LineReader, send
 
-IDLE = 2  # nests without a job that are kept; each may hold an engine
 READY_S = 600.0  # seconds that a nest may take to get ready
 ANSWER_S = 10.0  # seconds that one that is ready may take to start a job, or to see the end of one that was killed
 _SEND_S = 1.0  # seconds that it may take to take in what it is sent, should it have been stopped
@@ -29,6 +28,7 @@ class _Live:
 
     pid: int
     key: str
+    kept: int
     channel: socket.socket
     ready: bool = False
     waiting: dict[str, tuple[dict[str, Any], list[int]]] = field(default_factory=dict)
@@ -166,7 +166,7 @@ class Nests:
             self._live(theirs, asked)
         theirs.close()
         ours.settimeout(_SEND_S)
-        self._by_pid[pid] = _Live(pid, asked["key"], ours)
+        self._by_pid[pid] = _Live(pid, asked["key"], asked["kept"], ours)
         return self._by_pid[pid]
 
     def _bury(self, nest: _Live) -> None:
@@ -217,7 +217,8 @@ class Nests:
         return bool(data)
 
     def _drop_idle(self) -> None:
-        for nest in [nest for nest in self._by_key.values() if nest.idle][:-IDLE]:
+        idle = [nest for nest in self._by_key.values() if nest.idle]
+        for nest in idle[: -max((nest.kept for nest in idle), default=1)]:
             del self._by_key[nest.key]
             self._kill(nest)
 

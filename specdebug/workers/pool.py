@@ -119,7 +119,7 @@ class WorkerPool:
         message: dict[str, Any] = {"job": job.name, "target": job.target, "payload": pickle.dumps(job.payload)}
         if job.nest is not None:
             message["nests"] = [
-                {"key": each.key, "target": each.target, "payload": pickle.dumps(each.argument)}
+                {"key": each.key, "target": each.target, "payload": pickle.dumps(each.argument), "kept": each.kept}
                 for each in job.nest.line
             ]
         self._servers[job.home].send(JOB, message, (event_write, log_write))

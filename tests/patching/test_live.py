@@ -300,3 +300,23 @@ def test_frozen_objects_are_found(toys):
             assert gc.get_freeze_count(), "collections walk through no more than before"
     finally:
         gc.unfreeze()
+
+
+def test_a_census_of_a_fork_adds_what_was_made_since(toys):
+    mod = toys.load(
+        "def first():\n    return 1\n\n\ndef more():\n    def second():\n        return 1\n\n    return second\n"
+    )
+    folder = toys.path(mod.__name__)
+    live.take_census(folder)
+    gc.freeze()
+    try:
+        second = mod.more()
+        live.take_census(folder)
+        patches = [
+            Patch.of("t", f"{mod.__name__}:{name}", ("return 1", "return 2")) for name in ("first", "more.second")
+        ]
+        with apply(patches):
+            assert (mod.first(), second()) == (2, 2)
+    finally:
+        live.end_census()
+        gc.unfreeze()

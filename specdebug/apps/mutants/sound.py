@@ -9,7 +9,8 @@ import hashlib
 import json
 import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path
@@ -87,6 +88,8 @@ LOOK_AHEAD = 5000  # differences of a run that are looked at, to tell whether an
 KEPT = ("kv_pool.write", "draft.bonus", "draft_extend.topk", "draft_extend.logits")
 """Sites whose values are kept for later steps, which may be none that these scenarios make."""
 HASHES = "hashes"
+NESTS = 16
+"""Built engines that wait for a mutant; each holds about 100 MiB of its own."""
 TRACED = 4.0  # times as long as it else may take is what a run may take that notes its lines
 
 
@@ -123,7 +126,7 @@ class MutantRun(ArmRun):
         root = {"root": payload["root"]}
         patched = dataclasses.replace(found.of, target=PATCHED, argument=found.of.argument | root)
         whole = self.traced or self.rebuilt
-        return patched if whole else dataclasses.replace(found, target=BUILT, of=patched)
+        return patched if whole else dataclasses.replace(found, target=BUILT, of=patched, kept=NESTS)
 
 
 @dataclass(frozen=True)
@@ -158,6 +161,11 @@ class Sound(ABC):
 
     def reaches(self, mutant: Mutant) -> bool:
         return _runs(self.lines, mutant)
+
+    @property
+    def reached(self) -> Iterator[tuple[str, int]]:
+        """The lines that it runs, by file."""
+        return ((file, line) for file, ran in self.lines.items() for line in ran)
 
     @abstractmethod
     def of(self, mutant: Mutant | None, key: str, folder: Path, keep: Keep = ()) -> MutantRun:
@@ -231,6 +239,11 @@ class ReleaseSound(Sound):
 
     def reaches(self, mutant: Mutant) -> bool:
         return super().reaches(mutant) or _runs(self.building, mutant)
+
+    @property
+    def reached(self) -> Iterator[tuple[str, int]]:
+        yield from super().reached
+        yield from ((file, line) for file, ran in self.building.items() for line in ran)
 
     def of(self, mutant: Mutant | None, key: str, folder: Path, keep: Keep = ()) -> MutantRun:
         assert mutant is not None
@@ -315,14 +328,33 @@ def measure_sound(
 ) -> tuple[list[Sound], list[LeftOutArm]]:
     """Run the sound engine in every arm. ``moved`` is told how many are done, of how many.
 
-    They come back in the order of their cost, as far as that does not depend on the machine, with the arms that a
-    release as it is does not pass. Raises SpecDebugError when our own does not, or nothing can be run.
+    They come back in the order in which mutants are run in them, which does not depend on the machine, with the arms
+    that a release as it is does not pass. Raises SpecDebugError when our own does not, or nothing can be run.
     """
     traced = tuple(str(code.root / file) for file in files)
     runs = [_recorded(code, run, folder, traced) for run in arms]
     own = all(run.target == DEFAULT for run in runs)
     found, left_out = (_own(pool, code, runs, moved), []) if own else _of_release(pool, code, runs, moved)
-    return sorted(found, key=lambda each: (each.cost, each.name)), left_out
+    found.sort(key=lambda each: (each.cost, each.name))
+    return found if own else varied(found), left_out
+
+
+def varied(found: Sequence[Sound]) -> list[Sound]:
+    """Arms so that the first few run all lines that any does, then again those that follow, the cheapest that will do.
+
+    Next is always the arm that runs the most lines for its cost of those that the arms before it have run the fewest
+    times.
+    """
+    left, ordered, times = list(found), list[Sound](), Counter[tuple[str, int]]()
+    every = {each.name: frozenset(each.reached) for each in found}
+    while left:
+        fewest = min(times[line] for each in left for line in every[each.name])
+        gain = {each.name: sum(times[line] == fewest for line in every[each.name]) / (each.cost + 1) for each in left}
+        best = max(left, key=lambda each: gain[each.name])
+        left.remove(best)
+        ordered.append(best)
+        times.update(every[best.name])
+    return ordered
 
 
 def _recorded(code: Code, run: ArmRun, folder: Path, traced: tuple[str, ...]) -> MutantRun:
@@ -348,7 +380,7 @@ def _of_release(
     pool: WarmPool, code: Code, runs: Sequence[MutantRun], moved: Moved
 ) -> tuple[list[Sound], list[LeftOutArm]]:
     """Each arm twice: in a process that builds its engine, for its lines, and as mutants run, for its tape."""
-    taped = [run_as(MutantRun, run, folder=f"{run.folder}/tape", root=run.root) for run in runs]
+    taped = [run_as(MutantRun, run, folder=f"{run.folder}/again", root=run.root) for run in runs]
     traced = [_longer(run) for run in runs]
     for run in taped:
         Path(run.folder).mkdir()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from specdebug.apps.mutants.find import Mutant
-from specdebug.apps.mutants.sound import FirstDifference, MutantRun, Sound, beyond_rounding, to_keep
+from specdebug.apps.mutants.sound import FirstDifference, MutantRun, ReleaseSound, Sound, beyond_rounding, to_keep
 from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.loops.replay import ArmResult
 from specdebug.campaign.loops.warm import ArmAtFault, ArmLost, WarmPool
@@ -20,6 +20,8 @@ from specdebug.diverge.align import Difference
 from specdebug.search.intervals import Interval, clopper_pearson
 
 CONFIDENCE = 0.95
+ENOUGH = 10
+"""Arms of a release after which a mutant that differs in none of them is taken to have no effect."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,12 @@ class _Going:
     """Arms in which nothing may differ but rounding, with what is to be looked at."""
     certain: bool = False  # true once a difference is known to be none of rounding
 
+    @property
+    def idle(self) -> bool:
+        """True of a mutant of a release that has done nothing in as many arms as are enough to tell."""
+        tried = self.ran >= ENOUGH and isinstance(self.arm, ReleaseSound)
+        return tried and not (self.differences or self.rejected)
+
     def row(self, ended: ArmResult | None = None) -> MutantRow:
         """The mutant's row, as far as it is known. ``ended``: the arm that caught it."""
         outcome = None if ended is None else ended.outcome
@@ -188,7 +196,7 @@ class MutantSource:
         """Return the next mutant that is decided. Raises as ``WarmPool.wait`` when there can be no workers."""
         while True:
             going, row = self._turn()
-            if row is None and going.left:
+            if row is None and going.left and not going.idle:
                 self._next_arm(going)
                 continue
             if row is None and going.doubtful and not going.certain:

@@ -292,7 +292,7 @@ class SglangSession(Session):
     def _iterate(self, arriving: Sequence[Any] = ()) -> None:
         try:
             self._stepper.step(arriving)
-        except CannotBeServed:
+        except (CannotBeServed, SessionFailed):
             raise
         except BaseException as error:
             raise failure_of(error) from None
@@ -485,8 +485,11 @@ class SglangSession(Session):
                 request.sent += [int(token) for token in tokens]
             if reason is not None:
                 plain = reason if isinstance(reason, Mapping) else reason.to_json()
-                if plain["type"] == "abort":
+                if plain["type"] == "abort" and request.own is None:
                     raise CannotBeServed(rid, f"is declined by the engine: {plain.get('message')}")
+                if plain["type"] == "abort":
+                    said = f"{rid} was aborted by the engine while it was served: {plain.get('message')}"
+                    raise SessionFailed(said, "engine.abort")
                 if request.finish_reason is None:
                     request.end(plain)
                 self._now.finished.append(rid)

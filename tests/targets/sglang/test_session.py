@@ -205,6 +205,15 @@ def test_a_declined_request_is_the_user_s_to_mend(serve: Any) -> None:
     assert declined.value.rid == "long"
 
 
+def test_a_request_that_the_engine_aborts_while_it_serves_it_is_a_failure(serve: Any) -> None:
+    session, scheduler = serve()
+    add(session, "a", 1, most=20)
+    scheduler.acts[2] = lambda: setattr(scheduler.running[0], "to_abort", True)
+    with pytest.raises(SessionFailed, match="a was aborted by the engine while it was served") as failed:
+        ran(session)
+    assert failed.value.site == "engine.abort"
+
+
 def test_a_prompt_that_leaves_drafts_no_room_is_declined_as_by_the_tokenizer(serve: Any) -> None:
     session, _ = serve(asked=Asked("tiny", context_length=8))
     with pytest.raises(CannotBeServed, match="have 8 tokens, drafts the rest; the prompt has 8"):

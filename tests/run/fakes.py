@@ -159,7 +159,7 @@ class FakeEngine:
         return k[None, start:], v[None, start:]
 
     def target_kv(self, request: FakeRequest, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.draft_kv(request, start, stop)
+        return FakeEngine.draft_kv(self, request, start, stop)
 
 
 class FakeSession(EmbeddedSession):

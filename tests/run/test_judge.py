@@ -104,19 +104,20 @@ def test_each_step_a_request_that_goes_on_is_judged_until_something_is_wrong_wit
     assert ties == []
 
 
+@pytest.mark.parametrize("each_step", [True, False])
 @pytest.mark.parametrize(("dtype", "signatures"), [("float32", ["mismatch@target_kv"]), ("bfloat16", [])])
-def test_each_step_target_kv_is_compared_in_float32(dtype: str, signatures: list[str]) -> None:
+def test_target_kv_is_compared_in_float32(dtype: str, signatures: list[str], each_step: bool) -> None:
     class Damaged(FakeEngine):
         def target_kv(self, request: FakeRequest, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
             k, v = super().target_kv(request, start, stop)
             k[0, 5, 1, 3] += 1.0
             return k, v
 
-    judge, found, _ = judge_of(each_step=True, dtype=dtype, engine=Damaged())
+    judge, found, _ = judge_of(each_step=each_step, dtype=dtype, engine=Damaged())
     stepped(judge, {"a.0": [13]}, request())
-    assert [each.signature for each in found] == signatures
+    assert [each.signature for each in found] == signatures * each_step
     judge.on(Finishing(request(finish_reason="length")))  # and in the step that is the last
-    assert [each.signature for each in found] == signatures * 2
+    assert [each.signature for each in found] == signatures * (1 + each_step)
     assert all("target key of a.0 is off by" in each.detail and "position 5 of 14" in each.detail for each in found)
 
 

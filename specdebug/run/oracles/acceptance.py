@@ -23,6 +23,10 @@ COIN_MARGIN = 1e-5
 sums over some 100,000 tokens are right to some 1e-6 of the whole."""
 
 
+MOST_REPEATS = 3
+"""Equal coins that are no chance any more: so many there are by chance once in a million runs of 20,000 verifies."""
+
+
 @dataclass(frozen=True)
 class _Pending:
     """A decision that is judged after its step."""
@@ -74,6 +78,8 @@ class AcceptanceOracle(Oracle):
     def __init__(self, bench: Bench) -> None:
         super().__init__(bench)
         self._pending: list[_Pending] = []
+        self._last_coin: dict[str, float] = {}
+        self._repeats, self._told_coins = 0, False
 
     def on(self, event: Event) -> None:
         match event:
@@ -116,6 +122,7 @@ class AcceptanceOracle(Oracle):
             wanted = [own if same else top for own, same, top in zip(chosen, tied[b], best[b], strict=False)]
             choose: Callable[[int], _Choice | None] = partial(_greedy, walked, wanted, decision.num_steps)
             if request.sampling.temperature > 0 and rows is not None and decision.coins is not None:
+                self._check_coins(request.rid, decision.coins[b].tolist(), len(path), step)
                 choose = partial(_sampled, walked, rows[b], decision.coins[b].tolist(), request.sampling, decision)
             wrong = _first_wrong(walked, choose, counts[b], vocab)
             if wrong is None and not failed:
@@ -125,6 +132,17 @@ class AcceptanceOracle(Oracle):
                 wrong = None if got == expected else _Wrong(path[-1], got, expected)
             if wrong is not None:
                 self._report(request.rid, wrong, step)
+
+    def _check_coins(self, rid: str, coins: Sequence[float], walked: int, step: int) -> None:
+        """No coin is tossed for two things: those of a walk, that of the token behind it, and those of the verify
+        before. Coins are equal by chance once in 2**24 times."""
+        used = [*coins[:walked], coins[-1]]
+        self._repeats += len(used) - len(set(used)) + (used[-1] == self._last_coin.get(rid))
+        self._last_coin[rid] = used[-1]
+        if self._repeats >= MOST_REPEATS and not self._told_coins:
+            self._told_coins = True
+            detail = f"{rid}: {self._repeats} coins so far were tossed for two things; here {', '.join(map(str, used))}"
+            self.bench.report(Violation("sampling", "coins", step, detail, data={"rid": rid}))
 
     def _report(self, rid: str, wrong: _Wrong, step: int) -> None:
         detail = f"{rid}: at node {wrong.node} of its tree was accepted {wrong.got}, expected {wrong.expected}"

@@ -4,7 +4,7 @@ Position p of a draft cache follows from token p+1 and the target's state at p; 
 draft cache never changes the output, only how much of a draft is accepted, so nothing else would notice.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -46,10 +46,11 @@ def report_first_bad(
     pairs: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]],
     positions: Tensor | None = None,
     layer: int | None = None,
+    step: Callable[[int], int] | None = None,
 ) -> bool:
     """Report the first position of [0, stop) whose key or value is off, as ``mismatch@<what>_kv``; False if none is.
     ``pairs``: keys, then values; each ours and the reference's, rows [n, heads, D]. ``positions``: of the rows.
-    ``layer``: of a draft that has several."""
+    ``layer``: of a draft that has several. ``step``: the step in which a position was written; this one, if None."""
     for name, (ours, expected) in zip(("key", "value"), pairs, strict=True):
         found = first_bad_position(ours, expected, KV_TOLERANCE[bench.settings.target.dtype])
         if found is None:
@@ -62,7 +63,9 @@ def report_first_bad(
             f"{bench.place(request, position)}"
         )
         data = {"rid": request.rid, "position": position, "off": off, **({} if layer is None else {"layer": layer})}
-        bench.report(Violation("mismatch", f"{what}_kv", bench.step, detail, data=data))
+        bench.report(
+            Violation("mismatch", f"{what}_kv", bench.step if step is None else step(position), detail, data=data)
+        )
         return True
     return False
 
@@ -124,7 +127,8 @@ class DraftKV(Oracle):
 
 class TargetKV(Oracle):
     """Compares the target's cache of a request with the reference's, all layers of a position together. In float32
-    only: how far half precision moves deep layers' KV was not measured."""
+    only: how far half precision moves deep layers' KV was not measured. What is wrong in the output was written by the
+    verify that chose the token behind it, and what it was written from, where a path is moved."""
 
     name = "target_kv"
     needs = frozenset({"kv"})
@@ -132,7 +136,7 @@ class TargetKV(Oracle):
 
     @classmethod
     def wanted(cls, settings: OracleSettings) -> bool:
-        return settings.spec.each_step and settings.spec.lossless and settings.target.dtype == "float32"
+        return settings.spec.lossless and settings.target.dtype == "float32"
 
     @torch.no_grad()
     def on(self, event: OfRequest) -> None:
@@ -146,4 +150,9 @@ class TargetKV(Oracle):
             (ours.cpu().transpose(0, 1).flatten(1, 2), want)
             for ours, want in zip(self.bench.session.target_kv(request, 0, stop), expected, strict=True)
         )
-        report_first_bad(self.bench, "target", request, stop, (keys, values))
+        prompt, rid, bench = len(request.prompt_ids), request.rid, self.bench
+
+        def written(position: int) -> int:
+            return bench.step if position < prompt - 1 else bench.step_of(rid, position + 1 - prompt)
+
+        report_first_bad(bench, "target", request, stop, (keys, values), step=written)

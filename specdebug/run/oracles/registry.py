@@ -13,6 +13,7 @@ OURS = (
     "findings:PoolsOracle",
     "graphs:Graphs",
     "kv:DraftKV",
+    "verified:VerifiedLogits",
     "kv:TargetKV",
     "draft_state:DraftStateOracle",
     "acceptance:AcceptanceOracle",

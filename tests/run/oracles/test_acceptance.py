@@ -84,6 +84,19 @@ def test_coins_that_are_not_those_drawn_are_seen(monkeypatch: pytest.MonkeyPatch
     assert {each.signature for each in found} == {"mismatch@acceptance"}
 
 
+def test_a_coin_that_is_tossed_for_two_things_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every walk and every token behind it is right by the coins that there are."""
+
+    def reused(original: Any, tree: VerifyTree, probs: Any, coins: torch.Tensor, *args: Any, **options: Any) -> Any:
+        coins[:, -1] = coins[:, 0]
+        return original(tree, probs, coins, *args, **options)
+
+    changed(monkeypatch, accept_module, "accept_sampling", reused)
+    found = Watched(TREE, spec=QUIET).serve(prompts(40, 75, 20), 30, temperatures=MIXED)
+    assert [each.signature for each in found] == ["sampling@coins"]
+    assert found[0].data["rid"] in ("r1", "r2")  # r0 is greedy
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_thresholds_that_are_ignored_are_seen(monkeypatch: pytest.MonkeyPatch, temperature: float) -> None:
     def strict(original: Any, *args: Any, **options: Any) -> Acceptance:

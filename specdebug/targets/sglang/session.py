@@ -47,7 +47,7 @@ from specdebug.targets.sglang.build import Built, attempt
 from specdebug.targets.sglang.inside.faults import SeenEngine, SeenRequest
 from specdebug.targets.sglang.inside.scheduler import RECEIVE, SEND, booked, held, violated
 from specdebug.targets.sglang.inside.seats import in_sglang
-from specdebug.targets.sglang.inside.stages import RECORDING, DraftRows, kv_of, record
+from specdebug.targets.sglang.inside.stages import RECORDING, DraftRows, kv_of, other_part, record
 
 if TYPE_CHECKING:
     from specdebug.engine.config import SpeculativeConfig
@@ -417,7 +417,8 @@ class SglangSession(Session):
                 each.retractions = each.own.retraction_count
                 now.retracted.append(each.rid)
         if "pools" in self.shows:
-            fresh = [each for each in violated(scheduler) if each not in self._known_problems]
+            ended = [each.own for each in live if each.finish_reason not in (None, "abort")]
+            fresh = [each for each in violated(scheduler, ended) if each not in self._known_problems]
             self._known_problems.update(fresh)
             self._problems += fresh
         return answer
@@ -450,7 +451,7 @@ class SglangSession(Session):
     def _decided(self, request: SglangRequest, event: Mapping[str, Any]) -> None:
         spec = self._spec
         assert spec is not None  # for the type checker: what was verified was drafted
-        request.stored = event["stored"]
+        self._relayed(request, event)
         with self._telling():
             self.observers.tell(
                 Decided,
@@ -467,6 +468,19 @@ class SglangSession(Session):
                 **{name: each.unsqueeze(0) for name, each in event["tree"].items()},
             )
         request.stored = event.get("stores")
+
+    def _relayed(self, request: SglangRequest, event: Mapping[str, Any]) -> None:
+        """The laws of what goes from one batch to the next: ``relay``, a request drafts from what it stored, which is
+        what is judged, and ``lengths``, it goes on as long as its verify has made it."""
+        before, drafted = request.stored, event["stored"]
+        if "pools" not in self.shows or before is None:
+            request.stored = drafted
+        elif (part := other_part(before, drafted)) is not None:
+            self._problems.append(f"relay: {request.rid} drafts from another {part} than it stored")
+        due = drafted["seq_len"] + event["accepted"]
+        if event.get("told_length", due) != due:
+            told = f"{event['told_length']} after a verify that made it {due}"
+            self._problems.append(f"lengths: {request.rid} goes on with the length {told}")
 
     def _telling(self) -> Any:
         """Oracles make tensors that outlive the step, so none of inference mode, in which SGLang computes."""

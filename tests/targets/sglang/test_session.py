@@ -28,10 +28,13 @@ LOGITS = torch.zeros(2, 64, dtype=torch.bfloat16)
 
 
 class Look:
-    """A look at the stages that sees the rows of each request: what is stored is numbered by ``launch``."""
+    """A look at the stages that sees the rows of each request: what is stored is numbered by ``launch``, and drafted
+    from so ``late``. ``more``: seen of each verify."""
 
     def __init__(self) -> None:
         self.scheduler: Any = None
+        self.late = 1.0
+        self.more: dict[str, Any] = {}
         self._launch = 0
 
     def begin(self) -> None:
@@ -39,9 +42,7 @@ class Look:
 
     def _row(self, number: float) -> dict[str, Any]:
         names = ("topk_p", "topk_index", "hidden_states")
-        return {"seq_len": self._launch, "bonus_tokens": torch.tensor(1)} | {
-            name: torch.tensor([number]) for name in names
-        }
+        return {"seq_len": 9, "bonus_tokens": torch.tensor(1)} | {name: torch.tensor([number]) for name in names}
 
     def seen(self) -> dict[str, dict[str, Any]]:
         batch = self.scheduler.now
@@ -52,10 +53,8 @@ class Look:
         }
         event = {"what": "verified", "tree": tree | {"mask": torch.eye(2)}, "logits": LOGITS, "accepted": 2}
         event |= {"predict": torch.tensor([5, 6]), "accept_index": torch.tensor([0, 1]), "coins": None}
-        return {
-            each.rid: {**event, "stored": self._row(self._launch - 0.5), "stores": self._row(self._launch)}
-            for each in batch.reqs
-        }
+        stored, stores = self._row(self._launch - self.late), self._row(self._launch)
+        return {each.rid: {**event, "stored": stored, "stores": stores, **self.more} for each in batch.reqs}
 
 
 class Told:
@@ -262,7 +261,23 @@ def test_a_request_stores_what_it_was_drafted_from_while_a_verify_is_judged_and_
     assert stored() == 1.0
     session.advance()
     session.advance()
-    assert (rows, stored()) == ([1.5, 2.5], 3.0)
+    assert (rows, stored()) == ([1.0, 2.0], 3.0)
+
+
+def test_a_request_drafts_from_what_it_stored_and_goes_on_as_long_as_it_is(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "violated", lambda scheduler, ended: [])
+    session, _ = serve(look=True, shows="pools")
+    session._look.late, session._look.more = 0.5, {"told_length": 12}
+    add(session, "a", 1, 2, most=4)
+    session.advance()
+    assert session.check_pools() == []
+    session.advance()
+    assert session.check_pools() == [
+        "relay: a drafts from another topk_p than it stored",
+        "lengths: a goes on with the length 12 after a verify that made it 11",
+    ]
 
 
 def test_kv_is_shown_while_slots_are_held_and_at_the_end_the_last_time(serve: Any) -> None:
@@ -324,7 +339,7 @@ def test_faults_are_told_of_batches_and_see_what_runs(serve: Any) -> None:
 def test_each_broken_law_is_a_problem_once(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     session, _ = serve(shows="pools")
     broken: list[list[str]] = [[], ["rows: one"], ["rows: one", "locks: two"]]
-    monkeypatch.setattr(module, "violated", lambda scheduler: broken[scheduler.batches - 1])
+    monkeypatch.setattr(module, "violated", lambda scheduler, ended: broken[scheduler.batches - 1])
     add(session, "a", 1, 2, most=5)
     found = []
     while session.has_work:

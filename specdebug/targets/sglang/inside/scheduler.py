@@ -7,7 +7,7 @@ the radix tree, or a request's own; rows of ``req_to_token``; and how many reque
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,7 +79,7 @@ def make_scheduler(words: Sequence[str]) -> Any:
 class Held:
     """``row``: of ``req_to_token``, None where the request holds nothing. Of its positions, the first ``protected`` are
     the tree's, ``committed`` have KV, and ``allocated`` have slots. ``node``: of the radix tree, the last that it
-    locks."""
+    locks. ``ids``: its tokens."""
 
     rid: str
     row: Any
@@ -87,6 +87,7 @@ class Held:
     committed: int
     allocated: int
     node: Any
+    ids: Sequence[int]
 
 
 def holders(scheduler: Any) -> list[Held]:
@@ -110,7 +111,8 @@ def held(request: Any) -> Held:
     else:  # some releases know of a request that holds no slots by its having no ``kv``
         allocated = 0 if request.kv is None else int(request.kv.kv_allocated_len)
     node = getattr(request.lock, "node", None) if hasattr(request, "lock") else request.last_node
-    return Held(request.rid, own.req_pool_idx, own.cache_protected_len, own.kv_committed_len, allocated, node)
+    counts = own.cache_protected_len, own.kv_committed_len, allocated
+    return Held(request.rid, own.req_pool_idx, *counts, node, ids_of(request))
 
 
 def booked(scheduler: Any, requests: Sequence[Any]) -> dict[str, Any]:
@@ -136,8 +138,14 @@ def _told(request: Any) -> list[Any]:
     return [request.retraction_count, list(request.output_ids), type(request.finished_reason).__name__]
 
 
-def violated(scheduler: Any) -> list[str]:
-    """The laws that do not hold now, each ``law: what``."""
+def ids_of(request: Any) -> list[int]:
+    """All tokens of a request, prompt and output."""
+    return [*request.origin_input_ids, *request.output_ids]
+
+
+def violated(scheduler: Any, ended: Sequence[Any] = ()) -> list[str]:
+    """The laws that do not hold now, each ``law: what``. ``ended``: requests that have come to their end since these
+    last were asked."""
     requests = holders(scheduler)
     pool, allocator, tree = scheduler.req_to_token_pool, scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
     page, cells = allocator.page_size, pool.req_to_token
@@ -149,7 +157,10 @@ def violated(scheduler: Any) -> list[str]:
         *_ownership(parts, allocator.size // page),
         *_rows(pool, requests),
         *_liveness(requests, cells, page, allocator.size),
+        *_reserve(requests, {each.rid for each in getattr(scheduler.running_batch, "reqs", ())}),
         *_locks(tree, cached, requests),
+        *_reuse(tree, requests, cells),
+        *_kept(tree, ended, page),
     ]
 
 
@@ -210,6 +221,17 @@ def _liveness(requests: Sequence[Held], req_to_token: Tensor, page: int, size: i
             yield f"liveness: {each.rid} position {at} of {each.committed} points to slot {int(cells[at])}"
 
 
+def _reserve(requests: Sequence[Held], running: Container[str]) -> Iterator[str]:
+    """Every position with KV has a token, and of what runs all tokens but the newest have KV. Some releases claim the
+    newest one's when they launch its verify."""
+    for each in requests:
+        most = len(each.ids)
+        if each.committed > most or (each.rid in running and each.committed < most - 1):
+            yield f"reserve: {each.rid} has committed {each.committed} positions of {most} tokens"
+        if each.allocated < each.committed:
+            yield f"reserve: {each.rid} has slots for {each.allocated} of {each.committed} positions"
+
+
 def _locks(tree: Any, cached: Tensor, requests: Sequence[Held]) -> Iterator[str]:
     """Evictable and protected add up to what is cached; a node's lock_ref counts the requests that read it, where the
     tree is one of nodes."""
@@ -233,6 +255,61 @@ def _locks(tree: Any, cached: Tensor, requests: Sequence[Held]) -> Iterator[str]
         if node.lock_ref != len(rids):
             who = f": {', '.join(rids)}" if rids else ""
             yield f"locks: radix node {node.id} has lock_ref {node.lock_ref}, {len(rids)} requests read it{who}"
+
+
+def _reuse(tree: Any, requests: Sequence[Held], cells: Tensor) -> Iterator[str]:
+    """What a request has from the tree was computed of its own tokens, with that behind them where keys are of pairs;
+    and its row has the tree's slots."""
+    root = root_of(tree)
+    for each in requests if root is not None else ():
+        path, node = list[Any](), each.node
+        while node is not None and node is not root:
+            path.insert(0, node)
+            node = node.parent
+        if each.node is None:
+            continue
+        slots = [slot for one in path for slot in one.value.tolist()]
+        tokens = [token for one in path for token in key_of(one)[: len(one.value)]]
+        tokens += key_of(path[-1])[len(path[-1].value) :] if path else []
+        if each.protected != len(slots):
+            yield f"reuse: {each.rid} has {each.protected} positions of the tree's, and {len(slots)} lead to its node"
+        elif tokens != each.ids[: len(tokens)]:
+            at = _alike(tokens, each.ids)
+            yield f"reuse: {each.rid} has {each.protected} positions of the tree's, where token {at} is another"
+        elif (at := _alike(cells[each.row, : each.protected].tolist(), slots)) < len(slots):
+            yield f"reuse: {each.rid} position {at} is not in the slot that the tree has it in"
+
+
+def _kept(tree: Any, ended: Sequence[Any], page: int) -> Iterator[str]:
+    """Whole pages of what a request computed are in the tree when it has ended: of all positions but its newest
+    token's, and where keys are of pairs but one more."""
+    root = root_of(tree)
+    for request in () if root is None or tree.disable or tree.disable_finished_insert else ended:
+        ids = [*request.origin_input_ids, *request.output_ids_through_stop]
+        due, there = (max(len(ids) - 1 - tree.is_eagle, 0) // page * page, _matched(root, ids, int(tree.is_eagle)))
+        if there < due:
+            yield f"kept: {request.rid} has ended, and the tree has {there} of the {due} positions it computed"
+
+
+def _matched(node: Any, ids: Sequence[int], beyond: int) -> int:
+    """How many slots below a node are of these tokens. ``beyond``: tokens that a key has behind its slots."""
+    found = 0
+    for child in node.children.values():
+        tokens, slots = key_of(child), len(child.value)
+        same = _alike(tokens, ids)
+        found = max(found, slots + _matched(child, ids[slots:], beyond) if same == len(tokens) else same - beyond)
+    return found
+
+
+def _alike(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many leading items of two sequences are equal."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((number for number, (mine, theirs) in pairs if mine != theirs), min(len(one), len(other)))
+
+
+def key_of(node: Any) -> list[int]:
+    """The tokens of a node, and where keys are of pairs the one behind them."""
+    return list(node.key.token_ids)
 
 
 def root_of(tree: Any) -> Any:

@@ -116,8 +116,9 @@ class StageLook:
     def draft_extend(self, answer: Any, _: Any, batch: Any, result: Any, *args: Any, **named: Any) -> None:
         if not batch.forward_mode.is_idle():
             lengths = batch.seq_lens + result.accept_lens
-            for request, stored in zip(batch.reqs, _stored(result.next_draft_input, lengths), strict=True):
-                self._events[request.rid]["stores"] = stored
+            told = kept(result.new_seq_lens).tolist()
+            for number, stored in enumerate(_stored(result.next_draft_input, lengths)):
+                self._events[batch.reqs[number].rid] |= {"stores": stored, "told_length": told[number]}
 
     def _verified(self, verify: Any, batch: Any, logits: Tensor, answer: Any) -> None:
         predict, accept_lens, accept_index = (kept(each) for each in answer)
@@ -165,6 +166,15 @@ def kv_of(scheduler: Any, pool: str, row: Any, start: int, stop: int) -> tuple[T
         raise NotShown(pool)
     keys, values = (torch.stack([kept(each[slots]) for each in side]) for side in (kept_in.k_buffer, kept_in.v_buffer))
     return keys, values
+
+
+def other_part(one: Event, other: Event) -> str | None:
+    """The first part in which two rows as :func:`_stored` has them differ; None where they are equal to the bit."""
+    for name, value in one.items():
+        ours, theirs = (torch.as_tensor(each).double() for each in (value, other[name]))
+        if not torch.allclose(ours, theirs, 0.0, 0.0, equal_nan=True):
+            return name
+    return None
 
 
 @dataclass(frozen=True)

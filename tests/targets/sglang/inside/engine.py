@@ -21,15 +21,24 @@ class Node(SimpleNamespace):
     """A node of a radix tree."""
 
 
+class Key(SimpleNamespace):
+    """A key of pairs of tokens."""
+
+    def __len__(self) -> int:
+        return len(self.token_ids) - 1
+
+
 class Tree:
     """A radix tree of a root and one node of two pages."""
 
-    disable = False
+    disable = disable_finished_insert = False
+    is_eagle = True  # keys are of pairs
 
     def __init__(self, locked: int) -> None:
         self.root_node = Node(id=0, parent=None, lock_ref=1, children={})
         value = torch.tensor([2, 3, 4, 5])
-        self.node = Node(id=1, parent=self.root_node, lock_ref=locked, children={}, value=value, key=[1, 2, 3, 4])
+        key = Key(token_ids=[1, 2, 3, 4, 5])
+        self.node = Node(id=1, parent=self.root_node, lock_ref=locked, children={}, value=value, key=key)
         self.root_node.children["a"] = self.node
         self.evictable_size_ = 0 if locked else 4
 

@@ -67,7 +67,6 @@ FREE, ROWS = "token_to_kv_pool_allocator.free_pages", "req_to_token_pool.free_sl
         (FREE, torch.tensor([3, 5, 6, 7, 8]), "ownership: page 3 has 2 owners: free and 0123abcd-a"),
         (FREE, torch.tensor([5, 5, 6, 7, 8]), "ownership: page 5 has 2 owners: free and free"),
         (FREE, torch.tensor([5, 6, 7, 8, 9]), "liveness: free holds page 9, outside the pool"),
-        ("req_to_token_pool.req_to_token", None, "liveness: 0123abcd-a position 1 of 6 points to slot 0"),
         (ROWS, [], "rows: row 2 is lost: neither free nor held by a request that prefills or runs"),
         (ROWS, [1, 2], "rows: row 1 is held by the free list and 0123abcd-a"),
         ("tree_cache.node.lock_ref", 2, "locks: radix node 1 has lock_ref 2, 1 requests read it: 0123abcd-a"),
@@ -77,11 +76,65 @@ FREE, ROWS = "token_to_kv_pool_allocator.free_pages", "req_to_token_pool.free_sl
 def test_each_broken_law_is_named(place: str, value: Any, told: str) -> None:
     engine = scheduler()
     owner, _, name = place.rpartition(".")
-    if value is None:
-        engine.req_to_token_pool.req_to_token[1, 1] = 0
-    else:
-        setattr(attrgetter(owner)(engine), name, value)
+    setattr(attrgetter(owner)(engine), name, value)
     assert violated(engine) == [told]
+
+
+def test_a_position_that_points_to_no_slot_is_named() -> None:
+    engine = scheduler()
+    engine.req_to_token_pool.req_to_token[1, 1] = 0
+    assert violated(engine) == [
+        "liveness: 0123abcd-a position 1 of 6 points to slot 0",
+        "reuse: 0123abcd-a position 1 is not in the slot that the tree has it in",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("kv_committed_len", 5, "reserve: 0123abcd-a has committed 5 positions of 7 tokens"),
+        ("output_ids", [6] * 4, "reserve: 0123abcd-a has committed 6 positions of 9 tokens"),
+        ("output_ids", [], "reserve: 0123abcd-a has committed 6 positions of 5 tokens"),
+        (
+            "origin_input_ids",
+            [1, 2, 9, 4, 5],
+            "reuse: 0123abcd-a has 4 positions of the tree's, where token 2 is another",
+        ),
+        (
+            "origin_input_ids",
+            [1, 2, 3, 4, 9],
+            "reuse: 0123abcd-a has 4 positions of the tree's, where token 4 is another",
+        ),
+    ],
+)
+def test_what_a_request_has_computed_and_what_it_has_from_the_tree_are_of_its_tokens(
+    name: str, value: Any, told: str
+) -> None:
+    engine = scheduler()
+    setattr(engine.running_batch.reqs[0], name, value)
+    assert violated(engine) == [told]
+
+
+def test_a_prefix_lies_where_the_tree_has_it_and_is_as_long() -> None:
+    engine = scheduler()
+    engine.tree_cache.node.value = torch.tensor([2, 3, 5, 4])
+    assert violated(engine) == ["reuse: 0123abcd-a position 2 is not in the slot that the tree has it in"]
+    engine = scheduler()
+    engine.running_batch.reqs[0].cache_protected_len = 2
+    assert [each for each in violated(engine) if each.startswith("reuse")] == [
+        "reuse: 0123abcd-a has 2 positions of the tree's, and 4 lead to its node"
+    ]
+
+
+@pytest.mark.parametrize("outputs", [1, 2, 3])
+def test_a_tree_keeps_whole_pages_of_what_an_ended_request_computed(outputs: int) -> None:
+    """Of six or seven tokens it keeps four positions, in pages of two: the newest has no KV, and keys are of pairs."""
+    ended = SimpleNamespace(rid="b", origin_input_ids=[1, 2, 3, 4, 5], output_ids_through_stop=[6, 7, 8][:outputs])
+    told = ["kept: b has ended, and the tree has 4 of the 6 positions it computed"] if outputs == 3 else []
+    engine = scheduler()
+    assert violated(engine, [ended]) == told
+    engine.tree_cache.disable_finished_insert = True
+    assert violated(engine, [ended]) == []
 
 
 def test_a_tree_that_shows_no_nodes_is_added_up_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ configured alike compute equal things to the bit: the first tensor that differs 
 step in which the failure was seen, run side by side and are not judged again (but for a twin not known to pass). A
 failure keeps its name where nothing differs before it is seen, and a probe's finding also where the arm goes another
 way first. An arm without reverts and faults has no twin: its oracles look after every step, and what they find first is
-where it began, as far as the dense reference can tell."""
+where it began, as far as the dense reference can tell. One of another engine is laid beside the same arm on ours."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ from specdebug.base.abilities import DEFAULT
 from specdebug.base.errors import SpecDebugError
 from specdebug.campaign.loops.replay import ArmResult, ArmRun, Progress, Replay, RunContent, run_arms
 from specdebug.diverge.align import Difference, in_lockstep
-from specdebug.diverge.recording import RecordedStep, read
-from specdebug.diverge.run import recorded, unjudged
+from specdebug.diverge.recording import RecordedStep
+from specdebug.diverge.run import Diverging, side_of, unjudged
+from specdebug.targets.registry import find_target
 from specdebug.verdict.outcome import Located, Outcome
 from specdebug.verdict.signatures import OUTPUTS, SCHEDULE, SHARED
 from specdebug.workers.pool import WorkerPool
@@ -45,6 +46,11 @@ class Suspect:
     seen: str
     until: int | None = None
     beside: str = "its sound twin"
+
+    @property
+    def apart(self) -> bool:
+        """True if the sound run is another engine's."""
+        return self.sound is not None and self.sound.target != self.failing.target
 
 
 @dataclass(frozen=True)
@@ -126,21 +132,31 @@ class Locator:
             self._progress.notice(f"locating {first.seen} of {first.failing.key}{others}")
         with tempfile.TemporaryDirectory(prefix="specdebug-locate-") as folder:
             try:
-                failing = self._record(suspects, Path(folder))
+                twins = [each for each in suspects if not each.apart]
+                failing = iter(self._record(twins, Path(folder)))
+                places = [self._beside(each) if each.apart else next(failing) for each in suspects]
             except SpecDebugError as error:
                 return [str(error)] * len(suspects)
         if self.interrupted:
             return ["interrupted"] * len(suspects)
-        return [self._place(each, run) for each, run in zip(suspects, failing, strict=True)]
+        return [
+            self._place(each, place) if isinstance(place, _Recorded) else place
+            for each, place in zip(suspects, places, strict=True)
+        ]
 
     def _suspect(self, result: ArmResult) -> Suspect | str:
         run, outcome = result.run, result.outcome
-        if run.target != DEFAULT:
-            return f"target {run.target} cannot show its tensors again; only the embedded engine's runs repeat"
+        if run.target != DEFAULT and not find_target(run.target).traits.records:
+            return f"target {run.target} cannot show its tensors"
         seen, step = outcome.signature or "", outcome.where_step
         sound = twin_of(run)
+        if sound is None and _kind(seen) not in OUTPUTS:
+            return IN_PLACE
+        if sound is None and run.target == DEFAULT:
+            return Suspect(run, None, seen, step, REFERENCE)
         if sound is None:
-            return Suspect(run, None, seen, step, REFERENCE) if _kind(seen) in OUTPUTS else IN_PLACE
+            ours = dataclasses.replace(run, scenario=run.scenario.on(DEFAULT), toggles=())
+            return Suspect(run, ours, seen, step, "the same arm on our engine")
         words = [f"fix {pr} applied" for pr in run.reverts]
         words += ["no fault injected"] * bool(run.scenario.faults_of(run.arm))
         return Suspect(run, sound, seen, step, f"the same arm with {' and '.join(words)}")
@@ -162,19 +178,29 @@ class Locator:
             if until is not None and (each.until is None or each.until > until):
                 wanted[key] = (unjudged if key in self._passed else _alone)(each.sound), each.until
         runs += wanted.values()
-        files = [str(folder / f"{number}.hashes") for number in range(len(runs))]
-        jobs = [
-            recorded(_until(run, until), f"{number}: {run.key}", hashes=file)
-            for number, ((run, until), file) in enumerate(zip(runs, files, strict=True))
-        ]
+        sides = [side_of(_until(run, until), folder, str(number)) for number, (run, until) in enumerate(runs)]
+        jobs = [side.recorded(f"{number}: {side.run.key}") for number, side in enumerate(sides)]
         results, interrupted = run_arms(self._pool, self._library, jobs)
         self.interrupted = self.interrupted or interrupted
         made = [
-            _Recorded(read(Path(file)) if Path(file).exists() else [], result.outcome, until)
-            for file, result, (_, until) in zip(files, results, runs, strict=True)
+            _Recorded(side.steps(), result.outcome, until)
+            for side, result, (_, until) in zip(sides, results, runs, strict=True)
         ]
         self._sound.update(zip(wanted, made[len(suspects) :], strict=True))
         return made[: len(suspects)]
+
+    def _beside(self, suspect: Suspect) -> Located | str:
+        """Where another engine's run, which has no twin, parts from that of ours, request by request and beyond
+        rounding. Raises SpecDebugError."""
+        assert suspect.sound is not None  # for the type checker: it is apart from the failing run
+        runs = suspect.sound, _until(suspect.failing, suspect.until)
+        with tempfile.TemporaryDirectory(prefix="specdebug-locate-") as folder:
+            found = Diverging(self._pool, self._library, runs, Path(folder)).run()
+        self.interrupted = self.interrupted or found.interrupted
+        if found.first is None:
+            return found.reason or f"{suspect.beside} computes the same"
+        first = found.first
+        return Located(first.step, first.owner, first.site, _tensor(first), suspect.seen, suspect.beside)
 
     def _place(self, suspect: Suspect, failing: _Recorded) -> Located | str:
         sound = failing if suspect.sound is None else self._sound[_identity(suspect.sound)]

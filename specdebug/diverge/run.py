@@ -125,6 +125,10 @@ class TapeSide(Side):
         return None
 
 
+def side_of(run: ArmRun, folder: Path, name: str) -> Side:
+    return (Side if run.target == DEFAULT else TapeSide)(run, folder, name)
+
+
 @dataclass(frozen=True)
 class Divergence:
     """The answer: the place where two arms part. ``names``: of the arms, with what was done to them. ``alike``: their
@@ -214,10 +218,7 @@ class Diverging:
 
     @cached_property
     def _sides(self) -> tuple[Side, Side]:
-        one, other = (
-            (Side if run.target == DEFAULT else TapeSide)(run, self.folder, str(number))
-            for number, run in enumerate(self.runs)
-        )
+        one, other = (side_of(run, self.folder, str(number)) for number, run in enumerate(self.runs))
         return one, other
 
     def _by_request(

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +15,14 @@ from specdebug.base.errors import SpecDebugError
 from specdebug.campaign.loops.replay import ArmResult, ArmRun, run_arms
 from specdebug.campaign.preload import PRELOAD
 from specdebug.diverge import locate as module
+from specdebug.diverge import run as run_module
+from specdebug.diverge.align import Difference
 from specdebug.diverge.locate import IN_PLACE, Locator, Suspect, place_of
 from specdebug.diverge.recording import Descriptor, RecordedStep
+from specdebug.diverge.run import Divergence
 from specdebug.scenario.grammar import Expectation
 from specdebug.scenario.library import Library
+from specdebug.targets.settings import ReleasedEngine
 from specdebug.verdict.outcome import Located, Outcome, Violation
 from specdebug.workers.pool import WorkerPool
 from tests.diverge.planted import BUGS, failing_run
@@ -123,7 +128,7 @@ class Bench:
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     found = Bench()
     monkeypatch.setattr(module, "run_arms", found)
-    monkeypatch.setattr(module, "read", found.read)
+    monkeypatch.setattr(run_module, "read", found.read)
     return found
 
 
@@ -227,11 +232,38 @@ def test_without_a_twin_the_oracles_look_after_every_step(bench: Bench) -> None:
     assert told.outcome.notes[-1].endswith("sees nothing before")
 
 
+def test_an_arm_of_another_engine_without_a_twin_is_laid_beside_ours(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    apart = Difference("shape", 3, "draft.forward.logits", "r.1", None, None, "the first arm has no such step")
+    answer = Divergence(("ours", "theirs"), first=apart)
+
+    def diverging(pool: Any, library: Any, runs: Any, folder: Path) -> Any:
+        asked.append(runs)
+        return SimpleNamespace(run=lambda: answer)
+
+    monkeypatch.setattr(module, "Diverging", diverging)
+    bare = replace(RUN, toggles=(), scenario=RUN.scenario.on(ReleasedEngine(release="sglang==0.5.13")))
+    (told,) = locator().located([ArmResult(bare, SEEN)])
+    assert told.outcome.signature == "mismatch@draft.forward.logits"
+    assert told.outcome.located is not None
+    assert told.outcome.located.twin == "the same arm on our engine"
+    assert (told.outcome.located.step, told.outcome.located.tensor) == (3, "the twin has no such step")
+    ((ours, theirs),) = asked
+    assert (ours.target, str(theirs.target)) == ("embedded", "sglang==0.5.13")
+    assert (theirs.scenario.limits.max_steps, bench.ran) == (3, [])
+    answer = replace(answer, first=None)
+    (told,) = locator().located([ArmResult(bare, SEEN)])
+    assert told.outcome.notes[-1] == "not located: the same arm on our engine computes the same"
+
+
 def located_for_real(runs: Sequence[ArmRun]) -> list[ArmResult]:
     with WorkerPool(2, PRELOAD) as pool:
         library = Library()
         results, _ = run_arms(pool, library, runs)
-        assert {result.outcome.signature for result in results} == {"mismatch@request"}
+        seen = {result.outcome.signature for result in results}
+        assert seen <= {"mismatch@request", "mismatch@target_kv"}
         return Locator(pool, library).located(results)
 
 

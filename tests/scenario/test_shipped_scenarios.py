@@ -28,7 +28,8 @@ REGISTERED = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "toggl
 TOGGLES = [toggle for toggle in REGISTERED if "specdebug" in toggle["patches"]]
 
 RETRACTED = ("v1_retraction", "mtp_retraction", "frozen_kv_retraction", "mla_retraction")
-WITHOUT_FIX = {"frozen_kv_cache_hit", "frozen_kv_topk", "request_ends", "sampled", *RETRACTED}
+SURFACES = ("eagle3_trees", "fa3_chain", "requests_come_and_go", "sampled_chains")
+WITHOUT_FIX = {"frozen_kv_cache_hit", "frozen_kv_topk", "request_ends", "sampled", *RETRACTED, *SURFACES}
 """They show what an oracle looks at, or an algorithm at work; no registered fix is about that."""
 BESIDE = {"v1_against_v2"}  # their arms are ways of doing the same, and all must pass
 

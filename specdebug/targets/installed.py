@@ -25,7 +25,7 @@ from specdebug.targets.installs.fit import Mends, mends_of, patches_of
 from specdebug.targets.installs.store import Installed, find_installed, store_folder
 from specdebug.targets.installs.trees import laid_over
 from specdebug.targets.launch.process import REVERTS, SCRATCH
-from specdebug.targets.options import OURS
+from specdebug.targets.options import options_of
 from specdebug.targets.settings import ReleasedEngine
 from specdebug.workers.machine_failure import blamed
 
@@ -109,7 +109,7 @@ class InstalledTarget(Target):
 
     def room(self, options: Mapping[str, Any]) -> int:
         """Tokens of prompt and output that a request may have. Raises SpecDebugError, before anything is started."""
-        return OURS.read(options).context_length - self.reserved(options)
+        return options_of(self._settings).read(options).context_length - self.reserved(options)
 
     def warm(self, options: Mapping[str, Any]) -> None:
         """Look up how the options and our probe sites fit the release."""

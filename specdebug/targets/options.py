@@ -16,6 +16,7 @@ from specdebug.engine.config import EngineConfig
 from specdebug.engine.workers.registry import ALGORITHMS, LINEUP, WorkerEntry
 from specdebug.faults.catalogue import check_fit, lacking
 from specdebug.faults.model import Fault, FaultClass, Need
+from specdebug.targets.algorithms import ADAPTIVE, SGLANG, as_ours, foreign_in, refuse_foreign
 from specdebug.targets.base import Asked
 from specdebug.targets.settings import TargetChoice
 
@@ -158,30 +159,51 @@ class TargetOptions:
 
     Attributes:
         space: those that a hunt draws from.
+        foreign: algorithms that our engine has not are there, too (``targets/algorithms.py``).
     """
 
     space: OptionSpace
+    foreign: bool = False
 
     def read(self, options: Options) -> EngineConfig:
-        """The engine's own form of them."""
-        return EngineConfig.from_dict(options)
+        """The engine's own form of them; of an algorithm that is another engine's with EAGLE in its place."""
+        if not self.foreign:
+            refuse_foreign(options)
+        return EngineConfig.from_dict(as_ours(options))
 
     def completed(self, options: Options) -> dict[str, Any]:
         """The options with every default written out."""
-        return self.read(options).to_dict()
+        config = self.read(options)
+        plain = config.to_dict()
+        name, foreign, adapts = foreign_in(options)
+        if foreign is not None:
+            plain["speculative"] |= {"algorithm": name, "draft_model": self._draft_of(options, config)}
+        if adapts:
+            plain["speculative"][ADAPTIVE] = options["speculative"][ADAPTIVE]
+        return plain
+
+    def _draft_of(self, options: Options, config: EngineConfig) -> str | None:
+        """The draft's checkpoint; None where there is none."""
+        name, foreign, _ = foreign_in(options)
+        given = config.speculative is not None and config.speculative.draft_model
+        if foreign is None or given or foreign.draft == "head":
+            return config.draft_model
+        return f"{config.model}-{name.lower()}" if name and foreign.draft == "block" else None
 
     def asked(self, options: Options) -> Asked:
         """An arm's wishes of our own engine."""
         config = self.read(options)
         spec = config.speculative
+        name, foreign, _ = foreign_in(options)
+        like_ours = foreign is None or foreign.draft == "head"  # the dense reference has a draft like it
         return Asked(
             model=config.model,
             device=config.device,
             dtype=config.dtype,
             attention_backend=config.attention_backend,
             drafts=spec is not None,
-            draft_model=config.draft_model,
-            algorithm=None if spec is None else spec.algorithm,
+            draft_model=config.draft_model if like_ours else None,
+            algorithm=None if spec is None else spec.algorithm if like_ours else name,
             draft_kv=spec is None or spec.draft_kv,
             zero_fill=spec is not None and spec.draft_kv_on_hit == "zero_fill",
             guards=config.memory.guards,
@@ -192,19 +214,22 @@ class TargetOptions:
     def shape(self, options: Options) -> EngineShape:
         """What an engine of these options computes with."""
         config = self.read(options)
-        spec, models = config.speculative, (config.model, config.draft_model)
+        spec, models = config.speculative, (config.model, self._draft_of(options, config))
         plain = EngineShape(*models, config.device, config.dtype, config.attention_backend)
         if spec is None:
             return plain
         tree = (spec.eagle_topk, spec.num_steps, spec.tree_size)
-        return dataclasses.replace(plain, algorithm=spec.algorithm, tree=tree, worker=spec.worker)
+        name, foreign, _ = foreign_in(options)
+        return dataclasses.replace(
+            plain, algorithm=name if foreign is not None else spec.algorithm, tree=tree, worker=spec.worker
+        )
 
     def checkpoints(self, options: Options) -> Iterator[tuple[Place, str]]:
         """The checkpoints that an engine of these options loads, each by the option that names it."""
         config = self.read(options)
         yield ("model",), config.model
-        if config.draft_model is not None:
-            yield ("speculative", "draft_model"), config.draft_model
+        if (draft := self._draft_of(options, config)) is not None:
+            yield ("speculative", "draft_model"), draft
 
     def no_room(self, options: Options, who: str, prompt: int, request: int) -> tuple[str, str] | None:
         """Whether it is the ``prompt`` of so many tokens or the ``request`` of so many positions that the engine of
@@ -292,16 +317,23 @@ class TargetOptions:
         return frozenset({*assets.NAMES, *_choices([self.json_schema(defs), defs])} - added)
 
     def json_schema(self, defs: dict[str, Any]) -> dict[str, Any]:
-        """The mapping as JSON schema, which puts what it refers to into ``defs``; every key is optional."""
-        return EngineConfig.table(defs)
+        """The mapping as JSON schema, which puts what it refers to into ``defs``; every key is optional. It has what
+        only SGLang has, too: an editor does not know the target."""
+        schema = EngineConfig.table(defs)
+        spec = defs["SpeculativeConfig"]["properties"]
+        spec["algorithm"] = {**spec["algorithm"], "enum": [*ALGORITHMS, *SGLANG]}
+        spec[ADAPTIVE] = {"type": "boolean", "description": "SGLang chooses its number of steps while it serves"}
+        return schema
 
 
 OURS = TargetOptions(SPACES["embedded"])
+SGLANGS = TargetOptions(SPACES["sglang"], foreign=True)
 
 
 def options_of(target: TargetChoice) -> TargetOptions:
     """The options that a target's engine takes; those of SGLang for a server that is nothing else."""
-    return TargetOptions(SPACES.get(target if isinstance(target, str) else target.kind, SERVED))
+    kind = target if isinstance(target, str) else target.kind
+    return SGLANGS if kind == "sglang" else TargetOptions(SPACES.get(kind, SERVED))
 
 
 def _choices(schema: Any) -> Iterator[str]:

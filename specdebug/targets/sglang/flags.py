@@ -8,7 +8,8 @@ from typing import Any
 
 from specdebug.base.engine_flags import ENGINE_FLAGS, values_of
 from specdebug.base.errors import InvalidOption
-from specdebug.targets.options import OURS
+from specdebug.targets.algorithms import ADAPTIVE, SGLANG, foreign_in
+from specdebug.targets.options import SGLANGS
 
 NO_FLAG: dict[tuple[str, ...], str] = {
     ("memory", "fill"): "its memory is torch's: what it holds is not decided",
@@ -19,8 +20,9 @@ NO_FLAG: dict[tuple[str, ...], str] = {
 }
 """Options that SGLang has not, and what is so there."""
 
-KNOWN = ("EAGLE", "EAGLE3")
+KNOWN = ("EAGLE", "EAGLE3", *SGLANG)
 """Algorithms whose drafts its checkpoints can be made from. Its own FROZEN_KV_MTP takes assistants of other layouts."""
+ADAPTING = "--speculative-adaptive"
 
 BY_PHASE = "srt.model_executor.cuda_graph_config:Phase"
 """There in releases that have graphs by phase, from 0.5.14 on, and flags for each."""
@@ -60,14 +62,14 @@ ALWAYS_ENV = {
 
 def reserved_tokens(options: Mapping[str, Any]) -> int:
     """Tokens of the context that SGLang keeps free for drafts: it declines requests that want these, too."""
-    branches, steps, nodes = OURS.shape(options).tree or (0, 0, 0)
+    branches, steps, nodes = SGLANGS.shape(options).tree or (0, 0, 0)
     return max(branches * steps, nodes)
 
 
 def require_known(options: Mapping[str, Any]) -> None:
     """Raise InvalidOption for options that no engine can have, and for an algorithm of ours that no draft of SGLang's
     stands for."""
-    algorithm = OURS.shape(options).algorithm
+    algorithm = SGLANGS.shape(options).algorithm
     if algorithm is not None and algorithm not in KNOWN:
         known = ", ".join(KNOWN)
         raise InvalidOption(f"of SGLang's are mapped {known}; not {algorithm}", ("speculative", "algorithm"))
@@ -80,17 +82,22 @@ def mapped(
     there, a line for each option. ``has`` says if a place is there in its files (``inside/seats.py``). Raises
     SpecDebugError for options that no engine can have, or not SGLang's."""
     by_phase = has(BY_PHASE)
-    renamed = RENAMED if by_phase else {}
     require_known(options)
-    values = values_of(OURS.completed(options))
+    completed = SGLANGS.completed(options)
+    values = values_of(completed)
+    _, foreign, adapts = foreign_in(options)
+    renamed = (RENAMED if by_phase else {}) | ({} if foreign is None else dict(foreign.renamed))
+    unsaid = frozenset() if foreign is None else foreign.unsaid
     words = list(ALWAYS)
     for flag in ENGINE_FLAGS:
-        value = values[flag.parameter] if not flag.ours and flag.into not in NO_FLAG else None
+        here = not flag.ours and flag.into not in NO_FLAG and flag.parameter not in unsaid
+        value = values[flag.parameter] if here else None
         if value is None or value is False:
             continue
         words.append(renamed.get(flag.name, flag.name))
         if value is not True:  # a switch that is on is its name alone
             words += map(str, value if isinstance(value, (list, tuple)) else (value,))
+    words += [ADAPTING] if adapts and completed["speculative"][ADAPTIVE] else []
     lacking = [place for place in NO_FLAG if place != ("device",) and _is_given(options, place)]
     words += (*NO_PREFILL_GRAPHS[by_phase], *(ON_CPU if cpu else ("--device", "cuda")))
     return tuple(words), tuple(f"{'.'.join(place)}: {NO_FLAG[place]}" for place in lacking)

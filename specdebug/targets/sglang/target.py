@@ -13,13 +13,15 @@ from specdebug.base.abilities import INSIDE, Ability
 from specdebug.base.assets import checkpoint_path
 from specdebug.base.interpreters import engine_python
 from specdebug.patching import Patch
+from specdebug.targets.algorithms import ForeignAlgorithm, foreign_in, hidden_by
 from specdebug.targets.base import Asked, Opening, OverThere, Traits
 from specdebug.targets.installed import InstalledTarget, config_of, make_import_folder, remade
 from specdebug.targets.installs.fit import added_sites, sites_of, source_of
 from specdebug.targets.installs.release import order, recipes
 from specdebug.targets.installs.store import Installed, StoreError
 from specdebug.targets.launch.process import StartCommand
-from specdebug.targets.options import OURS
+from specdebug.targets.options import SGLANGS
+from specdebug.targets.sglang.drafts import block_draft, sglangs_folder
 from specdebug.targets.sglang.faults import SglangFaults
 from specdebug.targets.sglang.flags import (
     ALWAYS_ENV,
@@ -40,11 +42,16 @@ EMPTY = "specdebug_empty"
 """The module that puts empty modules in the place of unused ones."""
 
 
-def draft_folder(name: str, below: Path) -> Path:
-    """The folder of a draft head for SGLang: its own, or for one with tied embeddings one made ``below``, of links and
-    a config that does not tie them: it deletes a head's embedding and then its ``lm_head``, and where these are one the
+def draft_folder(name: str, below: Path, foreign: ForeignAlgorithm | None = None) -> Path:
+    """The folder of a draft for SGLang: its own, or for a head with tied embeddings one made ``below``, of links and a
+    config that does not tie them: it deletes a head's embedding and then its ``lm_head``, and where these are one the
     second deletion fails. Either way both are the target's from then on. Raises SpecDebugError."""
-    path = checkpoint_path(name).resolve()
+    draft = "head" if foreign is None else foreign.draft
+    if draft == "block" and (made := block_draft(name, below)) is not None:
+        return made
+    path = sglangs_folder(checkpoint_path(name).resolve(), below)
+    if draft != "head":
+        return path
     config = config_of(path)
     return remade(path, {**config, "tie_word_embeddings": False}, below) if config.get("tie_word_embeddings") else path
 
@@ -73,6 +80,7 @@ def get_scheduler_metadata(*_, **__):
 
 flash_attn_varlen_func = refusing("flash_attn_varlen_func")
 '''
+_TREES = f"from {_INSIDE}.sgl_kernel import __getattr__, reconstruct_indices_from_tree_mask\n"
 _FLASH_MLA = ("sgl_kernel/flash_mla.py", "flash_mla/__init__.py", "flash_mla/flash_mla_interface.py")
 
 
@@ -88,6 +96,7 @@ def files_to_import(stand_ins: Sequence[str], *, cpu: bool) -> dict[str, str]:
         refused = f"from {_INSIDE}.sgl_kernel import __getattr__\n"
         files["sgl_kernel/__init__.py"] = f"from {_INSIDE}.sgl_kernel import *\n{refused}"
         files["sgl_kernel/flash_attn.py"] = _FLASH_ATTN
+        files["sgl_kernel/speculative.py"] = _TREES
         files |= dict.fromkeys(_FLASH_MLA, refused)  # what decides about graphs imports them to ask for a class
         empty = f"from {_INSIDE}.empty_modules import stand_in_for\n\nstand_in_for({list(stand_ins)!r})\n"
         files["sitecustomize.py"] = files[f"{EMPTY}.py"] = empty  # a server's own start-up, and a worker's
@@ -117,7 +126,7 @@ class SglangTarget(InstalledTarget):
         device = "cpu"
         with contextlib.suppress(StoreError):  # nothing is installed, which the run will say
             device = self.installed().device
-        asked = replace(OURS.asked(options), device=device, guards=False, zero_fill=False, graphs=())
+        asked = replace(SGLANGS.asked(options), device=device, guards=False, zero_fill=False, graphs=())
         # Its sampler cuts by both at once; a verify, which samples all tokens but the first, by one after the other.
         joint: Literal["first", "all"] = "first" if asked.drafts else "all"
         return replace(asked, context_length=self.room(options), joint=joint)
@@ -155,7 +164,7 @@ class SglangTarget(InstalledTarget):
         with importing(self._settings):
             import_engine(cpu=asked.device == "cpu")
         words = (*self._mapped(options, here)[0], *self._settings.arguments)
-        shows = SHOWS - INSIDE | frozenset(there.shows)
+        shows = (SHOWS - INSIDE | frozenset(there.shows)) - hidden_by(options)
         try:
             built = build(words, there, cpu=asked.device == "cpu", looks=bool(LOOKING & shows))
         except Exception:
@@ -165,7 +174,7 @@ class SglangTarget(InstalledTarget):
         opening.busy.said("")
         if built.not_engine_code:
             opening.say("not_engine_code", parts=list(built.not_engine_code))
-        return SglangSession(built, asked, shows, OURS.read(options).speculative, opening)
+        return SglangSession(built, asked, shows, SGLANGS.read(options).speculative, opening)
 
     def command(self, options: Mapping[str, Any], there: OverThere) -> StartCommand:
         """How its own server is started with these options. Raises StoreError where the release is not installed,
@@ -183,10 +192,12 @@ class SglangTarget(InstalledTarget):
     def _mapped(self, options: Mapping[str, Any], here: Installed) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """As :func:`mapped`, checkpoints by their folders. A run's seed is drawn by when it begins: trials of many
         seeds share what is built."""
-        config = OURS.read(options)
-        folders: dict[str, Any] = {"seed": 0, "model": str(checkpoint_path(config.model).resolve())}
-        if config.speculative is not None and config.draft_model is not None:
-            draft = draft_folder(config.draft_model, here.folder / "checkpoints")
+        names = {place[-1]: name for place, name in SGLANGS.checkpoints(options)}
+        below = here.folder / "checkpoints"
+        model = sglangs_folder(checkpoint_path(names["model"]).resolve(), below)
+        folders: dict[str, Any] = {"seed": 0, "model": str(model)}
+        if "draft_model" in names:
+            draft = draft_folder(names["draft_model"], below, foreign_in(options)[1])
             folders["speculative"] = {**options["speculative"], "draft_model": str(draft)}
         return mapped({**options, **folders}, cpu=here.device == "cpu", has=source_of(here).has)
 

@@ -38,7 +38,7 @@ def attend_slots(
     """As many queries of each request, q: [B, n, heads, D], over the first ``lengths[b]`` of its ``slots[b]``, int64
     [B, at least the longest], of k, v: [slots, KV heads, D]. Returns [B, n, heads, D] and [B, heads, n]; zeros and -inf
     for a request of no length."""
-    out = torch.zeros_like(q)
+    out = q.new_zeros(*q.shape[:-1], v.shape[-1])
     lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), float("-inf"))
     longest = max(lengths, default=0)
     if not longest:
@@ -66,7 +66,8 @@ def padded(flat: Tensor, ends: Sequence[int]) -> tuple[Tensor, list[int]]:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Tensor | None) -> tuple[Tensor, Tensor]:
-    """q: [B, n, heads, D]; k, v: [B, m, KV heads, D]; visible: bool [B, n, m]. A query that sees nothing gets zeros."""
+    """q: [B, n, heads, D]; k: [B, m, KV heads, D]; v: [B, m, KV heads, Dv]; visible: bool [B, n, m]. Returns
+    [B, n, heads, Dv] and logs [B, heads, n]. A query that sees nothing gets zeros."""
     batch, count, heads, width = q.shape
     kv_heads = k.shape[2]
     group = heads // kv_heads
@@ -79,7 +80,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Tensor | Non
     weights = (scores - lse.unsqueeze(-1)).exp()
     weights = weights.masked_fill(torch.isneginf(lse).unsqueeze(-1), 0)
     out = weights.view(batch, kv_heads, group * count, -1) @ v.float().permute(0, 2, 1, 3)
-    out = out.view(batch, kv_heads, group, count, width).permute(0, 3, 1, 2, 4).reshape(q.shape)
+    out = out.view(batch, kv_heads, group, count, -1).permute(0, 3, 1, 2, 4).reshape(batch, count, heads, -1)
     return out.to(q.dtype), lse.reshape(batch, heads, count)
 
 
@@ -238,7 +239,9 @@ def extend(given: Given) -> None:
         part("V", kv_heads, "Lv"),
         part("O", heads, "Lv"),
     )
-    keys, values = _kv_buffers(given, heads, given["Lq"])
+    # Latents are expanded only where nothing is cached, which would not be of the new tokens' form.
+    latent = given["K_Buffer"].shape[1] != kv_heads and not ends[-1]
+    keys, values = (new_k, new_v) if latent else _kv_buffers(given, heads, given["Lq"])
     slots = from_pointer(given["kv_indices"])
     for request in range(batch):
         count = rows[request + 1] - rows[request]
@@ -279,7 +282,7 @@ STAGE1 = TorchKernel(
     frozenset({"Q", "sm_scale_withk", "Att_Out", "Att_Lse", "num_kv_splits", "stride_qbs", "stride_qh", "Lk", "Lv",
                "MIN_BLOCK_KV", *_MID, *_BUFFERS, *_CACHED}),
     frozenset({"q_head_num", "PAGE_SIZE"}),
-    {**_UNCAPPED, "HAS_MLA": (False,), "ROTATE_BATCH": (False,), "USE_FORCED": (False,)},
+    {**_UNCAPPED, "HAS_MLA": (False, True), "ROTATE_BATCH": (False,), "USE_FORCED": (False,)},
 )  # fmt: skip
 STAGE2 = TorchKernel(
     DECODE,

@@ -110,7 +110,7 @@ class SeenEngine:
     """A scheduler and its workers, as ``engine.inspect.EngineView``. ``running``: the batch that is computed next."""
 
     def __init__(self, scheduler: Any) -> None:
-        drafts = None if scheduler.draft_worker is None else scheduler.draft_worker._draft_worker.draft_runner
+        drafts = getattr(getattr(scheduler.draft_worker, "_draft_worker", None), "draft_runner", None)
         args = scheduler.server_args
         self._draft_runner: Any = drafts
         self.vocab_size = int(scheduler.model_config.vocab_size)

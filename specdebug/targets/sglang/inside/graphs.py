@@ -193,6 +193,7 @@ def use_captured_calls() -> list[str]:
     torch.cuda.graph = torch.cpu.graph = capturing  # type: ignore[misc, assignment, attr-defined]
     torch.cpu.graph_pool_handle = lambda: 0  # type: ignore[attr-defined]
     torch.cpu.is_current_stream_capturing = lambda: False  # type: ignore[attr-defined]
+    torch.cuda.is_current_stream_capturing = lambda: False
     torch.cuda.current_stream = torch.cpu.current_stream  # type: ignore[assignment]
     mode, name = MODES.find()
     setattr(mode, name, mode.is_cuda_graph)

@@ -52,6 +52,35 @@ def build_tree_kernel_efficient(
         start += nodes * (context + nodes)
 
 
+def reconstruct_indices_from_tree_mask(
+    tree_mask: Tensor,
+    verified_seq_len: Tensor,
+    positions: Tensor,
+    retrive_index: Tensor,
+    retrive_next_token: Tensor,
+    retrive_next_sibling: Tensor,
+    batch_size: int,
+    draft_token_num: int,
+) -> None:
+    """Links of trees of which only the masks are known, [batch_size, nodes, nodes] in some form: a node's row has its
+    ancestors, of which the last is its parent. The four tensors after the lengths are written."""
+    nodes = draft_token_num
+    above = tree_mask.reshape(batch_size, nodes, nodes).bool().tril(-1)
+    places = torch.arange(nodes)
+    positions[: batch_size * nodes] = (above.sum(-1) + verified_seq_len.unsqueeze(1)).flatten()
+    retrive_index.copy_(torch.arange(batch_size * nodes).view(batch_size, nodes))
+    parent = torch.where(above, places, -1).amax(-1)
+    later = places > places.unsqueeze(1)  # [node, later node]
+
+    def first(wanted: Tensor) -> Tensor:
+        least = torch.where(wanted, places, nodes).amin(-1)
+        return torch.where(least < nodes, least, -1)
+
+    siblings = (parent.unsqueeze(1) == parent.unsqueeze(2)) & later & (parent >= 0).unsqueeze(2)
+    retrive_next_token.copy_(first(parent.unsqueeze(1) == places.unsqueeze(1)))
+    retrive_next_sibling.copy_(first(siblings))
+
+
 def verify_tree_greedy(
     predicts: Tensor,
     accept_index: Tensor,
@@ -135,6 +164,7 @@ __version__ = "0.4.3"
 __all__ = [
     "build_tree_kernel_efficient",
     "merge_state_v2",
+    "reconstruct_indices_from_tree_mask",
     "top_k_renorm_prob",
     "top_p_renorm_prob",
     "tree_speculative_sampling_target_only",

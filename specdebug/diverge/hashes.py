@@ -1,14 +1,16 @@
 """Hashes of rows by their bits: equal rows have equal hashes, others do not but for one in 2**64.
 
-On the host XXH3. On a device the device adds up **groups** of rows, and the host (``recording.Layout``) the sums of a
-**segment**; hashes of the two are not comparable. There is no wait: at the end of a step its sums are sent to pinned
-memory, which the host reads once they are there. So of a device that is lost all is known but the last step or two. A
-graph adds up what passes in it to memory of its own, since the owners of the rows are known only when it is replayed: a
-group is a row, or all rows. After a replay that memory is copied to the step's other sums.
+On the host XXH3. On a device, and of another engine, whose environment has no XXH3, **groups** of rows are added up,
+and then (``recording.Layout``) the sums of a **segment**; hashes of the two kinds are not comparable. On a device there
+is no wait: at the end of a step its sums are sent to pinned memory, which the host reads once they are there. So of a
+device that is lost all is known but the last step or two. A graph adds up what passes in it to memory of its own, since
+the owners of the rows are known only when it is replayed: a group is a row, or all rows. After a replay that memory is
+copied to the step's other sums.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 from array import array
@@ -18,10 +20,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from xxhash import xxh3_64_intdigest
 
 from specdebug.async_probe import SiteCall
 from specdebug.diverge.recording import LISTS, Segment, keys_and_weights
+
+with contextlib.suppress(ImportError):
+    from xxhash import xxh3_64_intdigest
 
 BLOCK = 4096  # sums in a piece of memory
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -268,6 +272,8 @@ class StepSums:
 def reference(call: SiteCall, groups: Groups) -> Tensor:
     """The sums of a call's groups, int64 [count], by torch: what the kernel computes."""
     rows = rows_of(call).contiguous()
+    if not rows.numel():
+        return torch.zeros(groups.number, dtype=torch.int64, device=rows.device)
     bits = rows.view(_BITS[rows.element_size()]).to(torch.int64).reshape(groups.number, -1)
     keys, weights = keys_and_weights(torch.arange(bits.shape[1], dtype=torch.int64, device=bits.device))
     return torch.sum((bits ^ keys) * weights, 1)

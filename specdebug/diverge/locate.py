@@ -24,8 +24,8 @@ from specdebug.base.abilities import DEFAULT
 from specdebug.base.errors import SpecDebugError
 from specdebug.campaign.loops.replay import ArmResult, ArmRun, Progress, Replay, RunContent, run_arms
 from specdebug.diverge.align import Difference, in_lockstep
-from specdebug.diverge.recording import RecordedStep
-from specdebug.diverge.run import Diverging, side_of, unjudged
+from specdebug.diverge.recording import RecordedStep, read
+from specdebug.diverge.run import Diverging, recorded, unjudged
 from specdebug.targets.registry import find_target
 from specdebug.verdict.outcome import Located, Outcome
 from specdebug.verdict.signatures import OUTPUTS, SCHEDULE, SHARED
@@ -146,7 +146,7 @@ class Locator:
 
     def _suspect(self, result: ArmResult) -> Suspect | str:
         run, outcome = result.run, result.outcome
-        if run.target != DEFAULT and not find_target(run.target).traits.records:
+        if not find_target(run.target).traits.records:
             return f"target {run.target} cannot show its tensors"
         seen, step = outcome.signature or "", outcome.where_step
         sound = twin_of(run)
@@ -178,13 +178,16 @@ class Locator:
             if until is not None and (each.until is None or each.until > until):
                 wanted[key] = (unjudged if key in self._passed else _alone)(each.sound), each.until
         runs += wanted.values()
-        sides = [side_of(_until(run, until), folder, str(number)) for number, (run, until) in enumerate(runs)]
-        jobs = [side.recorded(f"{number}: {side.run.key}") for number, side in enumerate(sides)]
+        files = [folder / f"{number}.hashes" for number in range(len(runs))]
+        jobs = [
+            recorded(_until(run, until), f"{number}: {run.key}", hashes=str(file))
+            for number, ((run, until), file) in enumerate(zip(runs, files, strict=True))
+        ]
         results, interrupted = run_arms(self._pool, self._library, jobs)
         self.interrupted = self.interrupted or interrupted
         made = [
-            _Recorded(side.steps(), result.outcome, until)
-            for side, result, (_, until) in zip(sides, results, runs, strict=True)
+            _Recorded(read(file) if file.exists() else [], result.outcome, until)
+            for file, result, (_, until) in zip(files, results, runs, strict=True)
         ]
         self._sound.update(zip(wanted, made[len(suspects) :], strict=True))
         return made[: len(suspects)]
@@ -197,9 +200,10 @@ class Locator:
         with tempfile.TemporaryDirectory(prefix="specdebug-locate-") as folder:
             found = Diverging(self._pool, self._library, runs, Path(folder)).run()
         self.interrupted = self.interrupted or found.interrupted
-        if found.first is None:
-            return found.reason or f"{suspect.beside} computes the same"
-        first = found.first
+        if (first := found.first) is None:
+            return found.reason or f"{suspect.beside} computes the same but for rounding"
+        if suspect.seen == f"{_kind(suspect.seen)}@{first.site}":
+            return IN_PLACE
         return Located(first.step, first.owner, first.site, _tensor(first), suspect.seen, suspect.beside)
 
     def _place(self, suspect: Suspect, failing: _Recorded) -> Located | str:

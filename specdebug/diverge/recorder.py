@@ -6,7 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -22,13 +22,12 @@ from specdebug.events import (
     BatchBegan,
     BatchEnded,
     Event,
+    InVain,
+    LeftOut,
     StageEntered,
     StepBegan,
     StepOver,
 )
-
-if TYPE_CHECKING:
-    from specdebug.engine import Engine
 
 BATCHES = 64  # batches remembered, because the next step mostly has the same
 
@@ -48,9 +47,14 @@ class RunListener(ABC):
         """An engine is about to be built. Without this nothing is heard of what passes in its graphs."""
         async_probe.on_site(self._while_building)
 
-    def attach(self, engine: Engine) -> None:
-        """Listen to what ``engine`` does from now on."""
+    def attach(self, engine: Any, *, beside_ours: bool = False) -> None:
+        """Listen to what ``engine`` does from now on: one of ours, or another as its session shows it, by ``sites``; at
+        those of probes, too, but where it is laid ``beside_ours``."""
         engine.observers.add(self)
+        if hasattr(engine, "sites"):
+            engine.sites.hear = lambda site, tensor: self._at_site(SiteCall(site, "", tensor, 0, 0, None))
+            if beside_ours:
+                return
         before = async_probe.site_hook()
         if before != self._while_building:
             self._before = before
@@ -98,22 +102,26 @@ class RunListener(ABC):
 class HashRecorder(RunListener):
     """Records one engine's run: a hash for each request's share of a tensor."""
 
-    hears = (*RunListener.hears, BatchBegan, BatchEnded, StageEntered)
+    hears = (*RunListener.hears, BatchBegan, BatchEnded, StageEntered, InVain, LeftOut)
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: Writer, *, summed: bool = False, by_row: bool = False) -> None:
+        """``summed``: as of :class:`StepLog`. ``by_row``: the rows of prompts have a hash each."""
         super().__init__()
-        self._log = StepLog(writer)
+        self._log = StepLog(writer, summed=summed)
+        self._writer, self._by_row = writer, by_row
         self._batch = Batch("none", (), ())
         self._outer: list[Batch] = []
         self._batches: dict[tuple[Any, ...], Batch] = {}
         self._rids: list[str] = []
+        self._starts: dict[str, int] = {}
+        self._gone: dict[str, str] = {}
         self._branches = 1
 
-    def attach(self, engine: Engine) -> None:
+    def attach(self, engine: Any, *, beside_ours: bool = False) -> None:
         spec = engine.config.speculative
         if spec is not None:
             self._branches, self._log.nodes = spec.eagle_topk, spec.tree_size
-        super().attach(engine)
+        super().attach(engine, beside_ours=beside_ours)
 
     def finish(self) -> None:
         if self._log.pending:
@@ -136,6 +144,10 @@ class HashRecorder(RunListener):
                     self._log.use_ahead(ended)
             case StageEntered(stage):  # the draft loop writes rows for its branches, all others for the tree's nodes
                 self._log.drafting = stage == "draft"
+            case InVain(step, rids):
+                self._writer.in_vain(step, rids)
+            case LeftOut(rid, why):
+                self._gone[rid] = why
             case AheadBegan():
                 self._log.begin_ahead()
             case AheadEnded():
@@ -144,8 +156,9 @@ class HashRecorder(RunListener):
                 self._log.drop_ahead()
 
     def _end_step(self) -> None:
-        self._log.end_step(self._step, self._rids)
-        self._rids = []
+        batch = tuple(self._rids), tuple(self._starts.items()), tuple(self._gone.items())
+        self._log.end_step(self._step, batch)
+        self._rids, self._starts, self._gone = [], {}, {}
 
     def _new_capture(self) -> Captured:
         return Captured(groups_of)
@@ -159,13 +172,14 @@ class HashRecorder(RunListener):
     def _known(self, batch: BatchBegan) -> Batch:
         """The batch with its requests' places in the step; the same one for the same requests."""
         rids = tuple(request.rid for request in batch.requests)
+        self._starts.update(zip(rids, batch.starts, strict=False))  # what a batch lies around has them
         self._rids += [rid for rid in dict.fromkeys(rids) if rid not in self._rids]
         places = tuple(map(self._rids.index, rids))
         key = (batch.kind, rids, places, batch.lens)
         if key not in self._batches:
             if len(self._batches) >= BATCHES:
                 self._batches.clear()
-            facts = (places, batch.lens, self._branches, self._log.nodes)
+            facts = (places, batch.lens, self._branches, self._log.nodes, self._by_row)
             self._batches[key] = Batch(batch.kind, list(batch.requests), *facts)
         return self._batches[key]
 

@@ -2,20 +2,21 @@
 
 A worker writes the file and the parent reads it. It consists of records, each a tag and a length, in shared memory: a
 step costs no system call, and outlives its worker. Descriptors of calls (D), sequences of those (T) and batches (R)
-repeat, so each is written once and named by number. A step (S) is then three numbers and its hashes, 8 bytes each.
+repeat, so each is written once and named by number. A step (S) is then three numbers and its hashes, 8 bytes each. What
+a step computed in vain (V) is known later.
 Nothing here needs torch: a process that only reads recordings does without.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import mmap
 import os
 import struct
 from array import array
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -57,7 +58,7 @@ class Descriptor:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One owner's share of a call. ``call``: its number among the step's calls; ``nth``: among those of its site.
+    """One owner's share of a call. ``call``: its number among the step's calls; ``nth``: among the owner's of its site.
     ``owner``: a request, None for padding or the whole batch. ``place``: number among the call's owners."""
 
     step: int
@@ -81,23 +82,25 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """One step: requests in the order in which they were computed, calls in program order. ``before``: of a prefill,
-    by request the tokens that it has cached and the engine beside it computed."""
+    """One step: requests in the order in which they were computed, calls in program order. ``starts``: by request that
+    is prefilled, the position of its first row. ``gone``: by request of which nothing more is shown, why."""
 
     number: int
     rids: tuple[str, ...]
     calls: tuple[Descriptor, ...]
     digests: Sequence[int]
-    before: Mapping[str, int] = field(default_factory=dict)
+    starts: Mapping[str, int] = field(default_factory=dict)
+    gone: Mapping[str, str] = field(default_factory=dict)
 
     def parts(self) -> Iterator[Share]:
         """Every share of every call, in program order."""
         digests = iter(self.digests)
-        seen: dict[str, int] = {}
+        seen: dict[tuple[str, int], int] = {}
         for index, descriptor in enumerate(self.calls):
-            nth = seen[descriptor.site] = seen.get(descriptor.site, -1) + 1
+            for owner in dict.fromkeys(descriptor.owners):
+                seen[descriptor.site, owner] = seen.get((descriptor.site, owner), -1) + 1
             for place, owner in enumerate(descriptor.owners):
-                rid = self.rids[owner] if owner >= 0 else None
+                rid, nth = self.rids[owner] if owner >= 0 else None, seen[descriptor.site, owner]
                 yield Share(self.number, index, nth, descriptor, rid, place, next(digests))
 
 
@@ -116,11 +119,20 @@ class Writer:
         facts = [descriptor.site, descriptor.dtype, descriptor.owners, descriptor.rows]
         return self._number(b"D", descriptor, lambda: json.dumps(facts, separators=(",", ":")).encode())
 
-    def step(self, number: int, rids: tuple[str, ...], calls: tuple[int, ...], digests: bytes) -> None:
-        """Write a step. ``digests``: uint64, of this machine's byte order."""
-        batch = self._number(b"R", rids, lambda: json.dumps(rids).encode())
+    def step(self, number: int, batch: Hashable, calls: tuple[int, ...], digests: bytes) -> None:
+        """Write a step. ``batch``: the requests, and pairs of those with ``RecordedStep.starts`` and ``gone``.
+        ``digests``: uint64, of this machine's byte order."""
+        which = self._number(b"R", batch, lambda: json.dumps(batch).encode())
         template = self._number(b"T", calls, lambda: array("I", calls).tobytes())
-        self._record(b"S", _STEP.pack(number, template, batch) + digests)
+        self._record(b"S", _STEP.pack(number, template, which) + digests)
+        self._write()
+
+    def in_vain(self, number: int, rids: Sequence[str]) -> None:
+        """Write that a step counts for nothing of some requests."""
+        self._record(b"V", json.dumps([number, list(rids)]).encode())
+        self._write()
+
+    def _write(self) -> None:
         data, self._pending = self._pending, bytearray()
         start, end = self._used, self._used + len(data)
         if self._map is None or len(self._map) < end:
@@ -151,12 +163,14 @@ class Writer:
 
 
 def read(path: Path) -> list[RecordedStep]:
-    """The steps written to a file; a last record that was cut off is passed over."""
+    """The steps written to a file; a last record that was cut off is passed over. What was computed in vain counts as
+    padding."""
     data = path.read_bytes()
     descriptors: list[Descriptor] = []
     templates: list[tuple[Descriptor, ...]] = []
-    batches: list[tuple[str, ...]] = []
+    batches: list[Any] = []
     steps: list[RecordedStep] = []
+    vain: dict[int, set[str]] = {}
     at = 0
     while at + _HEADER.size <= len(data):
         tag, size = _HEADER.unpack_from(data, at)
@@ -170,12 +184,25 @@ def read(path: Path) -> list[RecordedStep]:
         elif tag == b"T":
             templates.append(tuple(descriptors[number] for number in array("I", body)))
         elif tag == b"R":
-            batches.append(tuple(json.loads(body)))
+            batches.append(json.loads(body))
+        elif tag == b"V":
+            number, rids = json.loads(body)
+            vain.setdefault(number, set()).update(rids)
         else:
             number, template, batch = _STEP.unpack_from(body)
             digests = array("Q", body[_STEP.size :])
-            steps.append(RecordedStep(number, batches[batch], templates[template], digests))
-    return steps
+            rids, starts, gone = batches[batch]
+            steps.append(RecordedStep(number, tuple(rids), templates[template], digests, dict(starts), dict(gone)))
+    return [without(step, vain[step.number]) if step.number in vain else step for step in steps]
+
+
+def without(step: RecordedStep, rids: Collection[str]) -> RecordedStep:
+    """The step with rows of some requests counting as padding."""
+    gone = {place for place, rid in enumerate(step.rids) if rid in rids}
+    calls = (
+        replace(call, owners=tuple(PADDING if owner in gone else owner for owner in call.owners)) for call in step.calls
+    )
+    return replace(step, calls=tuple(calls))
 
 
 LISTS = frozenset(name for name, each in SITES.items() if each.rows == "positions")
@@ -187,7 +214,7 @@ Segment = tuple[int, int, int]  # owner, first row and the row behind the last
 @dataclass(eq=False)
 class Batch:
     """The batch that is computed at the moment: requests by their place in the step's batch. ``lens``: rows that each
-    has of a prefill. ``known``: segments found before, by the key of their finder."""
+    has of a prefill; ``by_row``: a segment each. ``known``: segments found before, by the key of their finder."""
 
     kind: BatchKind | Literal["none"]
     requests: Sequence[Any]
@@ -195,6 +222,7 @@ class Batch:
     lens: tuple[int, ...] = ()
     branches: int = 1
     nodes: int = 1
+    by_row: bool = False
     known: dict[Any, Any] = field(default_factory=dict)
 
     def segments(
@@ -209,7 +237,8 @@ class Batch:
             return whole
         if self.kind == "prefill":
             if rows == sum(self.lens):
-                return self._cut(self.lens)
+                cut = self._cut(self.lens)
+                return [(p, n, n + 1) for p, first, end in cut for n in range(first, end)] if self.by_row else cut
             return self._cut((1,) * count) if rows == count else whole
         if self.kind == "plain":
             return self._even(1, rows) or whole
@@ -273,14 +302,6 @@ class Layout:
         return found
 
 
-def row_sums(rows: np.ndarray) -> np.ndarray:
-    """The sum of each row's bits, uint64 [n], as the kernel on a device adds them up."""
-    bits = rows.view(f"i{rows.itemsize}").astype(np.int64).reshape(rows.shape[0], math.prod(rows.shape[1:]))
-    keys, weights = keys_and_weights(np.arange(bits.shape[1], dtype=np.int64))
-    found: np.ndarray = ((bits ^ keys) * weights).sum(1).view(np.uint64)
-    return found
-
-
 def keys_and_weights(place: Any) -> tuple[Any, Any]:
     """Key and odd weight of each place, int64, of numpy or of torch."""
     mixed = (place + 1) * _STEPS[0]
@@ -295,15 +316,11 @@ def keep(folder: Path, place: CallPlace, rows: Tensor) -> None:
     rows = rows.detach()
     if rows.dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2):
         rows = rows.float()  # numpy has no such types; float32 holds their values
-    keep_array(folder, place, rows.cpu().numpy())
+    np.save(folder / f"{place[0]}-{place[1]}.npy", rows.cpu().numpy())
 
 
-def keep_array(folder: Path, place: CallPlace, rows: np.ndarray) -> None:
-    """As :func:`keep`, of what is an array."""
-    np.save(folder / f"{place[0]}-{place[1]}.npy", rows)
-
-
+@lru_cache(maxsize=8)
 def kept(folder: Path, place: CallPlace) -> np.ndarray | None:
-    """The tensor kept of a call, None if the run never came to it."""
+    """The tensor kept of a call, None if the run never came to it. The rows of one are asked for in turn."""
     path = folder / f"{place[0]}-{place[1]}.npy"
     return np.load(path) if path.exists() else None

@@ -25,7 +25,7 @@ from specdebug.reference.config import read_config
 from specdebug.targets.options import EngineShape
 
 AFTER = 8  # sites named that differed right after the first
-WINDOW = 3000  # tensors of each arm kept at a time, to tell rounding from more
+WINDOW = 3000  # tensors kept at a time, to tell rounding from more
 UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """By an engine's dtype: how far rounding moves a number, as a part of it."""
 ROUNDINGS = 16  # roundings of a layer: norms, q, k, v, rotations, attention, projections, residuals
@@ -134,8 +134,9 @@ def judge(
         rounding = Rounding(unseen=tuple(unseen.values()))
     steps = {step.number: step for step in left}, {step.number: step for step in right}
     while found:
-        hard = next((n for n, each in enumerate(found[:WINDOW]) if not each.soft), None)
-        window = found[:WINDOW] if hard is None else found[: hard + 1]
+        window = found[: _within(found)]
+        hard = next((n for n, each in enumerate(window) if not each.soft), len(window) - 1)
+        window = window[: hard + 1]
         last, why = window[-1], [dict[Place, Share]() for _ in steps]
         if last.what == "value" and not last.soft and last.left is not None and last.right is not None:
             why = [grounds(part, side[part.step]) for part, side in zip((last.left, last.right), steps, strict=True)]
@@ -161,6 +162,16 @@ def judge(
         parted = {each.owner for each in rounding.parted}
         found = [each for each in found[len(window) :] if each.owner not in parted]
     return Judgement(None, None, (), rounding)
+
+
+def _within(found: Sequence[Difference]) -> int:
+    """How many differences, at least one, are of :data:`WINDOW` tensors at most."""
+    tensors: set[tuple[int, int]] = set()
+    for number, each in enumerate(found):
+        tensors |= set() if each.right is None else {(each.right.step, each.right.call)}
+        if len(tensors) > WINDOW:
+            return number
+    return len(found)
 
 
 def compared(found: Difference, left: Path, right: Path) -> ValueDifference | None:

@@ -1,18 +1,14 @@
-"""Run two arms, lay their recordings side by side, and look once more at what differs, with its values.
-
-Our own engine repeats a run to the bit, so it is fingerprinted first, and run again for the values that differ. Another
-engine's schedule hangs on when requests came, so it keeps everything by the first run, on a tape.
-"""
+"""Run two arms, lay their recordings side by side, and look once more at what differs, with its values: an engine
+repeats a run to the bit, so it is fingerprinted first, and run again for the values that differ."""
 
 from __future__ import annotations
 
 import dataclasses
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,10 +18,19 @@ from specdebug.base.abilities import DEFAULT
 from specdebug.campaign.loops.replay import ArmRun, Progress, RunContent, run_arms, run_as
 from specdebug.campaign.loops.steplog import Recording
 from specdebug.diverge import worker
-from specdebug.diverge.align import Difference, Looked, Sides, in_common, in_lockstep, same_schedule, unlike_by_worker
+from specdebug.diverge.align import (
+    Difference,
+    Looked,
+    Sides,
+    computed_again,
+    in_common,
+    in_lockstep,
+    prompts_of,
+    same_schedule,
+    unlike_by_worker,
+)
 from specdebug.diverge.recording import RecordedStep, read
 from specdebug.diverge.rounding import Pairs, Rounding, ValueDifference, compared, judge, next_sites
-from specdebug.diverge.tape import Positions, TapeRecording, chunks_of, computed_again
 from specdebug.scenario.grammar import OracleSpec, Scenario
 from specdebug.targets.options import OURS
 from specdebug.targets.registry import find_target
@@ -41,92 +46,27 @@ NamedCall = tuple[int, int, str]  # step, call and site
 
 @dataclass(frozen=True)
 class RecordedRun(ArmRun):
-    """An arm run that writes ``hashes``, or keeps tensors in ``folder`` (``keep``: step, call and site of each)."""
+    """An arm run that writes ``hashes``, or keeps tensors in ``folder`` (``keep``: step, call and site of each).
+    ``beside_ours``: it is laid beside another engine's, with a hash for each row of a prompt; ``summed``: hashes are
+    sums, as of a device."""
 
     folder: str = ""
     hashes: str | None = None
     keep: tuple[NamedCall, ...] = ()
+    beside_ours: bool = False
+    summed: bool = False
 
     def job(self, library: RunContent) -> Job:
         job = super().job(library)
-        record = {"folder": self.folder, "hashes": self.hashes, "keep": self.keep}
+        names = ("folder", "hashes", "keep", "beside_ours", "summed")
+        record = {name: getattr(self, name) for name in names}
         return dataclasses.replace(job, target=worker.TARGET, payload={**job.payload, "record": record})
 
 
-@dataclass(frozen=True)
-class TapedRun(ArmRun):
-    """An arm run whose engine writes a ``tape``."""
-
-    tape: str = ""
-
-    def job(self, library: RunContent) -> Job:
-        job = super().job(library)
-        return dataclasses.replace(job, payload={**job.payload, "tape": self.tape})
-
-
-def recorded(run: ArmRun, key: str, **record: Any) -> RecordedRun:
-    """The run of our own engine, recorded."""
-    return run_as(RecordedRun, run, key=key, **record)
-
-
-@dataclass
-class Side:
-    """An arm under comparison, of our own engine. ``name``: of its files in ``folder``."""
-
-    run: ArmRun
-    folder: Path
-    name: str
-
-    def recorded(self, key: str) -> ArmRun:
-        """The run to make first."""
-        return recorded(self.run, key, folder=str(self.folder), hashes=str(self.folder / f"{self.name}.hashes"))
-
-    def steps(self, like: Sequence[RecordedStep] = (), *, whole: bool = True) -> list[RecordedStep]:
-        """The steps that it wrote; none where it did not come that far. ``like``: the other side's, whose types of
-        integers and cuts of prompts a tape is read in. ``whole``: that side came to its end."""
-        file = self.folder / f"{self.name}.hashes"
-        found = read(file) if file.exists() else []
-        file.unlink(missing_ok=True)
-        return found
-
-    def again(self, key: str, places: Iterable[NamedCall], folder: Path) -> ArmRun | None:
-        """The run that puts the tensors of those calls into ``folder``; None if they are there now."""
-        return recorded(self.run, key, folder=str(folder), keep=tuple(sorted(places)))
-
-
-@dataclass
-class TapeSide(Side):
-    """An arm of another engine. Once the steps are read: ``positions`` as ``TapeRecording.positions``, ``left_out``
-    requests that it did not write to their end, and why."""
-
-    positions: Mapping[str, Positions] | None = None
-    left_out: Mapping[str, str] = field(default_factory=dict)
-    _recording: TapeRecording | None = None
-
-    def recorded(self, key: str) -> ArmRun:
-        return run_as(TapedRun, self.run, key=key, tape=str(self.folder / f"{self.name}.tape"))
-
-    def steps(self, like: Sequence[RecordedStep] = (), *, whole: bool = True) -> list[RecordedStep]:
-        branches, _, nodes = self.run.shape.tree or (1, 0, 1)
-        self._recording = found = TapeRecording(
-            self.folder / f"{self.name}.tape",
-            branches=branches,
-            nodes=nodes,
-            as_in={call.site: call.dtype for step in like for call in step.calls if "int" in call.dtype},
-            chunks=chunks_of(like, whole=whole),
-            summed=self.run.shape.device != "cpu",  # as our engine hashes there
-        )
-        self.positions, self.left_out = found.positions, found.left_out
-        return found.steps
-
-    def again(self, key: str, places: Iterable[NamedCall], folder: Path) -> ArmRun | None:
-        assert self._recording is not None
-        self._recording.keep([(step, call) for step, call, _ in places], folder)
-        return None
-
-
-def side_of(run: ArmRun, folder: Path, name: str) -> Side:
-    return (Side if run.target == DEFAULT else TapeSide)(run, folder, name)
+def recorded(run: ArmRun, key: str, *, beside_ours: bool = False, **record: Any) -> RecordedRun:
+    """The run, recorded. Only our own environment has the hashes of a host."""
+    summed = beside_ours or run.target != DEFAULT
+    return run_as(RecordedRun, run, key=key, beside_ours=beside_ours, summed=summed, **record)
 
 
 @dataclass(frozen=True)
@@ -163,7 +103,7 @@ class Divergence:
 def not_comparable(left: ArmRun, right: ArmRun) -> str:
     """Why two arms have no tensors in common, empty if they do. Raises ContentError for an engine that cannot be."""
     for run in (left, right):
-        if run.target != DEFAULT and not find_target(run.target).traits.records:
+        if not find_target(run.target).traits.records:
             return f"target {run.target} cannot show its tensors; those of embedded, sglang and vllm can be compared"
     return left.shape.unlike(right.shape)
 
@@ -191,15 +131,18 @@ class Diverging:
         reason = not_comparable(left, right)
         if reason:
             return Divergence(names, reason=reason)
-        alike = left.target == right.target == DEFAULT and OURS.completed(left.options) == OURS.completed(right.options)
-        runs = [side.recorded(f"{n}: {side.run.arm}") for n, side in enumerate(self._sides, 1)]
+        alike = not apart and OURS.completed(left.options) == OURS.completed(right.options)
+        files = [self.folder / f"{number}.hashes" for number in (0, 1)]
+        runs = [
+            recorded(run, f"{number}: {run.arm}", folder=str(self.folder), hashes=str(file), beside_ours=apart)
+            for number, (run, file) in enumerate(zip(self.runs, files, strict=True), 1)
+        ]
         results, interrupted = run_arms(self.pool, self.library, runs, progress=self.progress, recording=self._schedule)
         outcomes = tuple(result.outcome for result in results)
         if interrupted:
             return Divergence(names, outcomes, interrupted=True)
-        streams = self._streams(outcomes)
-        steps = (len(streams[0]), len(streams[1]))
-        answer = Divergence(names, outcomes, alike, steps)
+        streams = [read(file) if file.exists() else [] for file in files]
+        answer = Divergence(names, outcomes, alike, (len(streams[0]), len(streams[1])))
         for name, outcome, stream in zip(names, outcomes, streams, strict=True):
             if outcome.unavailable or not stream:
                 why = outcome.detail or "it made no step"
@@ -208,18 +151,6 @@ class Diverging:
             return (self._in_lockstep if alike else self._by_request)(answer, *streams)
         except KeyboardInterrupt:
             return dataclasses.replace(answer, interrupted=True)
-
-    def _streams(self, outcomes: Sequence[Outcome]) -> tuple[list[RecordedStep], list[RecordedStep]]:
-        """Both sides' steps. A tape is read like the other side's, so our own engine's come first."""
-        sides, ours = self._sides, int(self.runs[0].target != DEFAULT and self.runs[1].target == DEFAULT)
-        first = sides[ours].steps()
-        other = sides[1 - ours].steps(first, whole=outcomes[ours].verdict == "pass")
-        return (other, first) if ours else (first, other)
-
-    @cached_property
-    def _sides(self) -> tuple[Side, Side]:
-        one, other = (side_of(run, self.folder, str(number)) for number, run in enumerate(self.runs))
-        return one, other
 
     def _by_request(
         self, answer: Divergence, left: Sequence[RecordedStep], right: Sequence[RecordedStep]
@@ -232,24 +163,11 @@ class Diverging:
         left, right, looked = in_common(left, right, alone | self._alone() if engines else alone, what)
         unlike = unlike_by_worker(left, right) if what == "workers" else frozenset()
         looked = dataclasses.replace(looked, unlike=Counter(site for _, _, _, site, _ in unlike))
-        looked = self._with_prompts(looked)
+        if engines and any((prompts := prompts_of(left, right))[1:]):
+            looked = dataclasses.replace(looked, prompts=prompts)
         answer = dataclasses.replace(answer, rescheduled=same_schedule(left, right), looked=looked)
         first, values, after, rounding = judge(left, right, self._kept, self.runs[0].shape, unlike)
         return dataclasses.replace(answer, first=first, values=values, after=after, rounding=rounding)
-
-    def _with_prompts(self, looked: Looked) -> Looked:
-        """What was looked at, and what tapes say of requests and prompts."""
-        left_out: dict[str, str] = {}
-        prompts = None
-        for number, side in enumerate(self._sides):
-            if not isinstance(side, TapeSide):
-                continue
-            left_out |= {rid: why for rid, why in side.left_out.items() if rid not in looked.alone}
-            if side.positions is not None:
-                found = [each for rid, each in side.positions.items() if rid not in looked.alone]
-                other, own = sum(each.other for each in found), sum(each.own for each in found)
-                prompts = (sum(each.both for each in found), *((other, own) if number else (own, other)))
-        return dataclasses.replace(looked, left_out=left_out, prompts=prompts)
 
     def _alone(self) -> dict[str, str]:
         """Requests that two engines compute otherwise by right, and why."""
@@ -277,13 +195,14 @@ class Diverging:
         self._looks += 1
         runs: list[ArmRun] = []
         folders = [self.folder / f"{self._looks}-{number}" for number in (0, 1)]
-        for number, (side, folder) in enumerate(zip(self._sides, folders, strict=True)):
+        for number, (run, folder) in enumerate(zip(self.runs, folders, strict=True)):
             folder.mkdir()
             parts = {part for pair in pairs if (part := pair[number]) is not None}
-            places = {(part.step, part.call, part.descriptor.site) for part in parts}
-            again = side.again(f"{number + 1}: {side.run.arm}, again", places, folder)
-            runs += [] if again is None else [again]
-        if pairs and runs:
+            places = tuple(sorted({(part.step, part.call, part.descriptor.site) for part in parts}))
+            apart = self.runs[0].target != self.runs[1].target
+            key = f"{number + 1}: {run.arm}, again"
+            runs.append(recorded(run, key, folder=str(folder), keep=places, beside_ours=apart))
+        if pairs:
             results, interrupted = run_arms(self.pool, self.library, runs, progress=self.progress)
             if interrupted:
                 raise KeyboardInterrupt

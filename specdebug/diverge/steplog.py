@@ -9,7 +9,7 @@ On a GPU the engine drafts ahead: those calls belong to the next step, unless th
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -85,7 +85,7 @@ class _Waiting(NamedTuple):
     """A step that is not written yet. Hashes that ``late`` and ``sent`` will give are None, or ``hashes`` is empty."""
 
     step: int
-    rids: tuple[str, ...]
+    batch: Hashable
     calls: tuple[int, ...]
     hashes: list[int | None]
     late: _Late
@@ -93,12 +93,13 @@ class _Waiting(NamedTuple):
 
 
 class StepLog:
-    """The calls of one step after another, with a hash for each request's share of a tensor. ``drafting``: the draft
-    loop runs; the listener says so."""
+    """The calls of one step after another, with a hash for each request's share of a tensor. ``summed``: hash on the
+    host, too, as on a device. ``drafting``: the draft loop runs; the listener says so."""
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: Writer, *, summed: bool = False) -> None:
         self.drafting = False
         self.nodes = 1
+        self._summed = summed
         self._writer = writer
         self._memory = Memory()
         self._now, self._next = _Calls(StepSums(self._memory)), _Calls(StepSums(self._memory))
@@ -111,7 +112,7 @@ class StepLog:
     def add(self, call: SiteCall, batch: Batch) -> None:
         """Note a call that is made while that batch is computed."""
         tensor, at = call.tensor, call.at
-        if not tensor.is_cpu:
+        if self._summed or not tensor.is_cpu:
             self._enqueue(call, batch)
             return
         mark = self._mark(described(call), batch)
@@ -163,8 +164,8 @@ class StepLog:
         if ahead and marks[0].batch is not batch:
             marks[:ahead] = [mark._replace(batch=batch) for mark in marks[:ahead]]
 
-    def end_step(self, step: int, rids: Sequence[str]) -> None:
-        """Write the step, which is over, as soon as its hashes are known."""
+    def end_step(self, step: int, batch: Hashable) -> None:
+        """Write the step, which is over, as soon as its hashes are known. ``batch``: as of ``Writer.step``."""
         now = self._now
         if now.marks != self._usual[0]:  # else it is as the one before
             self._usual = now.marks, [self._hashing(mark) for mark in now.marks]
@@ -179,7 +180,7 @@ class StepLog:
         if now.sums.blocks and hashes.count(None) == len(hashes):
             hashes = []
         calls = tuple(hashing.number for hashing in self._usual[1])
-        self._waiting.append(_Waiting(step, tuple(rids), calls, hashes, late, now.sums.send()))
+        self._waiting.append(_Waiting(step, batch, calls, hashes, late, now.sums.send()))
         self._write(wait=False)
         now.staging.clear()  # memory that is used again costs less
         self._now, self._next = self._next, _Calls(StepSums(self._memory), now.staging)
@@ -201,7 +202,7 @@ class StepLog:
         """Write the steps whose hashes are known by now."""
         while self._waiting and (wait or self._waiting[0].sent is None or self._waiting[0].sent.arrived):
             first = self._waiting.pop(0)
-            self._writer.step(first.step, first.rids, first.calls, self._arrived(first))
+            self._writer.step(first.step, first.batch, first.calls, self._arrived(first))
 
     def _arrived(self, waiting: _Waiting) -> bytes:
         """The hashes of a step, all of them, as the file has them."""
@@ -256,8 +257,9 @@ class StepLog:
         per = at[-1] if at is not None and grid else 1
         segments = batch.segments(site, rows // per, grid=grid, drafting=drafting, nth=sampler)
         segments = [(owner, start * per, stop * per) for owner, start, stop in segments]
-        if captured:
-            # On a GPU the padding rows of a graph write to one slot in any order, so that two runs differ there.
+        if captured or self._summed:
+            # On a GPU the padding rows of a graph write to one slot in any order, so that two runs differ there; those
+            # of another engine hold what its memory held before.
             segments = [segment for segment in segments if segment[0] != PADDING]
             rows = segments[-1][2]
         owners = tuple(owner for owner, _, _ in segments)

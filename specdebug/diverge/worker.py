@@ -18,7 +18,8 @@ TARGET = f"{__name__}:run_recorded"
 
 def run_recorded(payload: Mapping[str, Any], sink: Sink) -> None:
     """Run one arm as ``run.arm.run_arm`` does. ``run.RecordedRun.job`` packs ``payload``."""
-    recording = Listening(lambda: _listener(payload["record"]))
+    record = payload["record"]
+    recording = Listening(lambda: _listener(record), own="engine" not in payload, beside_ours=record["beside_ours"])
     try:
         run_arm(payload, sink, recording)
     finally:
@@ -26,19 +27,22 @@ def run_recorded(payload: Mapping[str, Any], sink: Sink) -> None:
 
 
 class Listening:
-    """Has an arm listened to from before its engine is built. ``make`` is called then."""
+    """Has an arm listened to, on our ``own`` engine from before it is built. ``make`` is called then; ``beside_ours``:
+    as of ``Session.record``."""
 
-    def __init__(self, make: Callable[[], RunListener]) -> None:
-        self._make = make
+    def __init__(self, make: Callable[[], RunListener], *, own: bool = True, beside_ours: bool = False) -> None:
+        self._make, self._own, self._beside_ours = make, own, beside_ours
         self._listener: RunListener | None = None
 
     def building(self) -> None:
-        self._listener = self._make()
-        self._listener.listen()
+        if self._own:
+            self._listener = self._make()
+            self._listener.listen()
 
     def built(self, loop: RunLoop) -> None:
-        assert self._listener is not None
-        self._listener.attach(loop.session.inside)
+        self._listener = self._listener or self._make()
+        loop.session.record(beside_ours=self._beside_ours)
+        self._listener.attach(loop.session.inside, beside_ours=self._beside_ours)
 
     def finish(self) -> None:
         if self._listener is not None:
@@ -50,5 +54,5 @@ def _listener(record: Mapping[str, Any]) -> RunListener:
     from specdebug.diverge.recording import Writer
 
     if record["hashes"]:
-        return HashRecorder(Writer(Path(record["hashes"])))
+        return HashRecorder(Writer(Path(record["hashes"])), summed=record["summed"], by_row=record["beside_ours"])
     return Keeper({(step, call): site for step, call, site in record["keep"]}, Path(record["folder"]))

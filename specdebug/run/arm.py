@@ -163,14 +163,11 @@ class _Arm(SessionRun):
         from specdebug.base.trial import stream
         from specdebug.faults.injector import Injector
         from specdebug.run.loop import RunLoop, WorkloadDriver
-        from specdebug.targets.inside.tape import Tape, TapeFile
 
         arm, seed = self._payload["arm"], self._payload["seed"]
         target = find_target(scenario.target_of(arm))
         asked, packs = target.asked(scenario.engine_of(arm)), self._packs(target)
         session = self._session or self._open(scenario)
-        if path := self._payload.get("tape"):
-            session.record(Tape(TapeFile(path)))
         session.begin(seed)
         asked = session.asked or asked
         workload, faults = pickle.loads(self._payload["workload"]), scenario.faults_of(arm)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from specdebug.patching import Patch
     from specdebug.patching.toggles import Toggle
     from specdebug.targets.http.server import HttpServerView, PlainText
-    from specdebug.targets.inside.tape import Tape
     from specdebug.targets.sglang.faults import SglangFaults
     from specdebug.workers.home import Home
 
@@ -211,9 +210,10 @@ class Session(ABC):
         free one is taken says nothing of right or wrong."""
         return {}
 
-    def record(self, tape: Tape) -> None:
-        """Hand every batch, and what passes its sites, to a tape, before the first request is added."""
-        raise NotImplementedError(f"{type(self).__name__} cannot be recorded on a tape")
+    def record(self, *, beside_ours: bool = False) -> None:
+        """Show a recorder by :attr:`inside`, from now on, what passes the engine's sites (``diverge/recorder.py``).
+        ``beside_ours``: in the order in which our own engine passes them."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be recorded")
 
     def lost(self) -> Sequence[Lost]:
         """The looks at the engine, and stand-ins in it, that do not fit it."""
@@ -266,7 +266,7 @@ class Traits:
         name: as scenarios and reports have it.
         shows: the abilities that its sessions have at most.
         reverts: its engine runs elsewhere, where the target has fixes reverted: nothing is patched here.
-        records: its sessions can hand what passes their sites to a tape (``Session.record``).
+        records: its sessions can show what passes their sites (``Session.record``).
         slowness: how many times as long as on our own engine a scenario may take before it counts as hanging.
         faults: those that can act in an engine that runs elsewhere; None where none can, or it is our own.
     """

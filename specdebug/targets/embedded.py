@@ -38,7 +38,7 @@ def build_engine(options: Mapping[str, Any], seed: int) -> Engine:
 class EmbeddedTarget(Target):
     """Builds the engine in the worker itself."""
 
-    traits = Traits(DEFAULT, EVERYTHING)
+    traits = Traits(DEFAULT, EVERYTHING, records=True)
 
     def asked(self, options: Mapping[str, Any]) -> Asked:
         from specdebug.targets.options import OURS
@@ -162,6 +162,9 @@ class EmbeddedSession(Session):
             ],
             "free slots and rows": [memory.allocator.num_free, view.req_to_token.num_free_rows],
         }
+
+    def record(self, *, beside_ours: bool = False) -> None:
+        """It shows all that passes anyway."""
 
     def settle(self) -> bool:
         if self._on_gpu:

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from array import array
 from collections.abc import Sequence
 
-from specdebug.diverge.align import by_request, in_common, in_lockstep, same_schedule, unlike_by_worker
+from specdebug.diverge.align import (
+    PREFILL,
+    by_request,
+    computed_again,
+    in_common,
+    in_lockstep,
+    prompts_of,
+    same_schedule,
+    unlike_by_worker,
+)
 from specdebug.diverge.recording import BATCH, Descriptor, RecordedStep
 
 BONUS, LOGITS, SLOTS = "draft.bonus", "verify.logits", "kv_pool.write.loc"
@@ -63,23 +73,75 @@ def test_by_request_whenever_it_was_computed() -> None:
     assert same_schedule(together, apart) == 1
 
 
-def prefill(number: int, *rows: int, digests: Sequence[int]) -> RecordedStep:
-    """A chunk of each request's prompt, and the logits of its last position."""
+def prefill(number: int, *rows: int, digests: Sequence[int], start: int = 0) -> RecordedStep:
+    """A chunk of each request's prompt, that of the first from ``start``, and the logits of its last position."""
     rids = tuple("abc"[: len(rows)])
     owners = tuple(range(len(rids)))
     calls = (
         Descriptor("target_prefill.input_ids", "int64", owners, rows),
         Descriptor("target_prefill.logits", "float32", owners, (1,) * len(rids)),
     )
-    return RecordedStep(number, rids, calls, [*(7 for _ in rows), *digests])
+    return RecordedStep(number, rids, calls, [*(7 for _ in rows), *digests], {"a": start})
 
 
 def test_chunks_of_a_prompt_have_counterparts_that_end_where_they_do() -> None:
     whole = [prefill(1, 20, 9, digests=[1, 2])]
-    cut = [prefill(1, 12, digests=[5]), prefill(2, 8, 9, digests=[1, 2])]
+    cut = [prefill(1, 12, digests=[5]), prefill(2, 8, 9, digests=[1, 2], start=12)]
     assert list(by_request(whole, cut)) == list(by_request(cut, whole)) == []
-    (found,) = by_request(whole, [cut[0], prefill(2, 8, 9, digests=[3, 2])])
+    (found,) = by_request(whole, [cut[0], prefill(2, 8, 9, digests=[3, 2], start=12)])
     assert (found.step, found.owner, found.site) == (2, "a", "target_prefill.logits")
+
+
+def rows(number: int, start: int, *ids: int) -> RecordedStep:
+    """A chunk of a request's prompt, a hash for each row."""
+    owners = (0,) * len(ids)
+    calls = (
+        Descriptor(PREFILL, "int64", owners, (1,) * len(ids)),
+        Descriptor("sampler.next_token_ids", "int64", (0,), (1,)),
+    )
+    return RecordedStep(number, ("a",), calls, [*ids, 100 + start + len(ids)], {"a": start})
+
+
+def test_rows_of_a_prompt_have_counterparts_at_their_position() -> None:
+    whole = [rows(1, 0, *range(10))]
+    cached = [rows(1, 4, *range(4, 7)), rows(2, 7, *range(7, 10))]
+    assert list(by_request(whole, cached)) == list(by_request(cached, whole)) == []
+    assert prompts_of(whole, cached) == (6, 4, 0)
+    assert prompts_of(cached, whole) == (6, 0, 4)
+    assert prompts_of(whole, [step(1, "a", bonus=[1])]) == (0, 0, 0)
+    (found,) = by_request(whole, [cached[0], rows(2, 7, 7, 99, 9)])
+    assert (found.step, found.site, found.right and found.right.first_row) == (2, PREFILL, 1)
+
+
+def test_a_step_may_prefill_one_request_and_decode_another() -> None:
+    both = RecordedStep(
+        2,
+        ("a", "b"),
+        (
+            Descriptor(PREFILL, "int64", (0,), (2,)),
+            Descriptor("draft_extend.logits", "float32", (0,), (1,)),
+            Descriptor("draft_extend.logits", "float32", (1,), (1,)),
+        ),
+        [5, 6, 7],
+        {"a": 3},
+    )
+    alone = Descriptor("draft_extend.logits", "float32", (0,), (1,))
+    other = [
+        RecordedStep(1, ("b",), (alone,), [7]),
+        RecordedStep(2, ("a",), (Descriptor(PREFILL, "int64", (0,), (2,)), alone), [5, 6], {"a": 3}),
+    ]
+    assert list(by_request([both], other)) == list(by_request(other, [both])) == []
+    assert computed_again([both]) == set()
+    assert computed_again([RecordedStep(1, ("a",), (alone,), [1]), both]) == {"a"}
+
+
+def test_a_request_that_is_shown_no_more_is_compared_up_to_there() -> None:
+    whole = [step(1, "a", bonus=[1]), step(2, "a", bonus=[2])]
+    cut = [dataclasses.replace(whole[0], gone={"a": "was preempted"})]
+    assert list(by_request(cut, whole)) == list(by_request(whole, cut)) == []
+    _, _, looked = in_common(cut, whole, {}, "engines")
+    assert looked.left_out == {"a": "was preempted"}
+    assert [found.what for found in by_request(whole[:1], whole)] == ["shape"]
 
 
 IDS = Descriptor("target_prefill.input_ids", "int64", (0, 1), (2, 2))

@@ -13,7 +13,7 @@ import torch
 from specdebug import async_probe
 from specdebug.diverge.recorder import HashRecorder, Keeper
 from specdebug.diverge.recording import RecordedStep, Writer, kept, read
-from specdebug.events import AheadDropped, Observers, StepBegan, StepOver
+from specdebug.events import AheadDropped, InVain, LeftOut, Observers, StepBegan, StepOver
 
 
 class Engine:
@@ -72,6 +72,43 @@ def test_what_an_earlier_listener_does_is_recorded(tmp_path: Path) -> None:
     (damaged,) = recorded(tmp_path / "damaged", 1)
     assert damaged.digests[0] == clean.digests[0]
     assert damaged.digests[1] != clean.digests[1]
+
+
+class Shown:
+    """Another engine, as its session shows it: two requests that are prefilled in a step, one of them in vain."""
+
+    def __init__(self) -> None:
+        self.observers, self.sites = Observers(), SimpleNamespace(hear=None)
+        self.config = SimpleNamespace(speculative=SimpleNamespace(eagle_topk=2, tree_size=3))
+
+    def serve(self) -> None:
+        self.observers.tell(StepBegan, 1)
+        requests = [SimpleNamespace(rid=rid) for rid in "ab"]
+        with self.observers.computing("prefill", requests, (2, 1), (5, 0)):
+            self.sites.hear("target_prefill.input_ids", torch.tensor([3, 4, 5], dtype=torch.int32))
+            async_probe.maybe_detect_oob(torch.tensor([7]), 0, 9, "embedding.input_ids")
+        self.observers.tell(LeftOut, "b", "was preempted")
+        self.observers.tell(StepOver)
+        self.observers.tell(StepBegan, 2)
+        with self.observers.computing("speculative", requests):
+            self.sites.hear("draft.forward.input_ids", torch.tensor([1, 2, 3, 4, 0]))  # and a row of padding
+        self.observers.tell(StepOver)
+        self.observers.tell(InVain, 2, ("a",))
+
+
+@pytest.mark.parametrize("beside_ours", [False, True])
+def test_another_engine_is_recorded_as_its_session_shows_it(beside_ours: bool, tmp_path: Path) -> None:
+    recorder, engine = HashRecorder(Writer(tmp_path / "h"), summed=True, by_row=beside_ours), Shown()
+    recorder.attach(engine, beside_ours=beside_ours)
+    engine.serve()
+    recorder.finish()
+    prefill, decode = read(tmp_path / "h")
+    assert [call.site for call in prefill.calls] == ["target_prefill.input_ids", "embedding.input_ids"][
+        : 2 - beside_ours
+    ]
+    assert prefill.calls[0].owners == ((0, 0, 1) if beside_ours else (0, 1))
+    assert (prefill.starts, prefill.gone) == ({"a": 5, "b": 0}, {"b": "was preempted"})
+    assert (decode.calls[0].owners, decode.calls[0].rows) == ((-1, 1), (2, 2))
 
 
 def test_steps_of_several_sites_are_told_apart(tmp_path: Path) -> None:

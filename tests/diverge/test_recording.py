@@ -30,7 +30,9 @@ STEPS = st.lists(
 def write(path: Path, steps: list[tuple[tuple[str, ...], list[Descriptor], list[int]]]) -> None:
     writer = Writer(path)
     for number, (rids, calls, hashes) in enumerate(steps, 1):
-        writer.step(number, rids, tuple(writer.descriptor(each) for each in calls), array("Q", hashes).tobytes())
+        writer.step(
+            number, (rids, (), ()), tuple(writer.descriptor(each) for each in calls), array("Q", hashes).tobytes()
+        )
     writer.close()
 
 
@@ -49,6 +51,20 @@ def test_whole_steps_come_back_and_a_cut_one_is_dropped(
         assert less == found[: len(less)]
 
 
+def test_starts_ends_and_what_was_in_vain_come_back(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "hashes")
+    call = writer.descriptor(Descriptor("verify.logits", "float32", (0, 1, -1), (1, 1, 2)))
+    for number in (1, 2):
+        batch = (("a", "b"), (("a", 7),), (("b", "was preempted"),))
+        writer.step(number, batch, (call,), array("Q", [1, 2, 3]).tobytes())
+    writer.in_vain(1, ["b"])
+    writer.close()
+    first, second = read(tmp_path / "hashes")
+    assert (first.starts, first.gone) == (second.starts, second.gone) == ({"a": 7}, {"b": "was preempted"})
+    assert [step.calls[0].owners for step in (first, second)] == [(0, -1, -1), (0, 1, -1)]
+    assert [part.owner for part in first.parts()] == ["a", None, None]
+
+
 def test_ten_thousand_steps_take_less_than_64_mib() -> None:
     """As many calls as a step of EAGLE has, and a hash of each for each of eight requests."""
     calls = [Descriptor(f"site.{n}", "float32", tuple(range(8)), (1,) * 8) for n in range(53)]
@@ -58,7 +74,7 @@ def test_ten_thousand_steps_take_less_than_64_mib() -> None:
         writer = Writer(path)
         numbers = tuple(writer.descriptor(each) for each in calls)
         for step in range(1000):
-            writer.step(step, rids, numbers, array("Q", range(step, step + 53 * 8)).tobytes())
+            writer.step(step, (rids, (), ()), numbers, array("Q", range(step, step + 53 * 8)).tobytes())
         writer.close()
         assert 10 * path.stat().st_size < 64 * 2**20
 

@@ -45,32 +45,3 @@ def test_values_that_the_machine_could_not_keep_end_the_comparison(
     with pytest.raises(MachineFailed) as caught, diverging._kept([(part, part)]):  # type: ignore[list-item]
         pytest.fail("there is nothing to compare")
     assert caught.value.failure == lost
-
-
-class Side:
-    """Notes what its steps are read like."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.like: Any = None
-
-    def steps(self, like: Any = (), *, whole: bool = True) -> Any:
-        self.like = (like, whole)
-        return [self.name]
-
-
-@pytest.mark.parametrize(
-    ("targets", "first"), [(("embedded", "t"), 0), (("t", "embedded"), 1), (("t", "u"), 0), (("embedded",) * 2, 0)]
-)
-def test_a_tape_is_read_like_our_own_engine_s_steps_whichever_arm_that_is(
-    tmp_path: Path, targets: tuple[str, str], first: int
-) -> None:
-    runs = tuple(ArmRun(name, SCENARIO, "a", 0) for name in "ab")
-    diverging = Diverging(SimpleNamespace(), SimpleNamespace(), runs, tmp_path)  # type: ignore[arg-type]
-    diverging.runs = tuple(SimpleNamespace(target=target) for target in targets)  # type: ignore[assignment]
-    sides = Side("one"), Side("other")
-    diverging.__dict__["_sides"] = sides
-    outcomes = [SimpleNamespace(verdict="pass"), SimpleNamespace(verdict="fail")]
-    assert diverging._streams(outcomes) == (["one"], ["other"])  # type: ignore[arg-type, comparison-overlap]
-    assert sides[first].like == ((), True)
-    assert sides[1 - first].like == ([sides[first].name], first == 0)

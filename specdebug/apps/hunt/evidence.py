@@ -20,7 +20,6 @@ from specdebug import __version__
 from specdebug.apps.hunt.draw import ARM
 from specdebug.apps.hunt.hunting import Hunt
 from specdebug.apps.hunt.record import Judged
-from specdebug.base.abilities import DEFAULT
 from specdebug.base.errors import ContentError
 from specdebug.base.files import read_file
 from specdebug.base.trial import trial_seed
@@ -188,7 +187,7 @@ def _last_log(folder: Path) -> str:
 
 def _located(hunt: Hunt, result: ArmResult) -> str:
     """Where the failure began, in words; empty where that cannot be looked for, or was not found."""
-    if result.run.target != DEFAULT or not result.to_locate:
+    if not result.to_locate:
         return ""
     (told,) = Locator(hunt.runner.pool, hunt.runner.library).located([result])
     return "" if told.outcome.located is None else told.outcome.located.text

@@ -1,111 +1,168 @@
-"""What passes the sites of a release with a mutant, held against the sound engine's tape as it passes: in the worker,
-so that nothing but the first difference has to be kept."""
+"""What passes the sites of a release with a mutant, held against what passed in the sound engine: in the worker, so
+that nothing but the first difference has to be kept."""
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from specdebug.async_probe import SiteCall
 from specdebug.diverge.align import is_where
-from specdebug.diverge.recording import BATCH, PADDING
+from specdebug.diverge.hashes import Captured
+from specdebug.diverge.recorder import RunListener
+from specdebug.diverge.recording import BATCH, PADDING, Batch
 from specdebug.diverge.rounding import difference
-from specdebug.diverge.tape import TapedCall, TapedStep, TapeRecording
-from specdebug.targets.inside.tape import array_of
+from specdebug.events import BatchBegan, BatchEnded, Event, StepBegan
 
 SITES = 2
 """Sites with a difference beyond rounding after which nothing more is looked at."""
 
 
-class HeldRecords:
-    """Takes a tape's records. What a request's rows hold counts; other slots for the same tokens are no other result,
-    and rows that pad a batch are no request's: what they hold nothing decides.
+@dataclass
+class TapedBatch:
+    """A batch, and in order the sites that it passes, each with its values."""
+
+    step: int
+    kind: Any
+    rids: tuple[str, ...]
+    lens: tuple[int, ...]
+    calls: list[tuple[str, np.ndarray]] = field(default_factory=list)
+
+
+class ReleaseListener(RunListener):
+    """Listens to an engine that passes its sites on the host, a batch at a time."""
+
+    hears = (StepBegan, BatchBegan, BatchEnded)
+
+    def on(self, event: Event) -> None:
+        match event:
+            case StepBegan(step):
+                self._step = step
+            case BatchBegan(kind, requests, lens):
+                self._begin(TapedBatch(self._step, kind, tuple(each.rid for each in requests), lens))
+
+    def _begin(self, batch: TapedBatch) -> None:
+        """A batch is computed from now on."""
+
+    def _new_capture(self) -> Captured:
+        return Captured()
+
+    def _replayed(self, captured: Captured) -> None:
+        """No graph hands anything over."""
+
+
+class BatchTape(ReleaseListener):
+    """Keeps all of a run in a file."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path, self._batches = path, list[TapedBatch]()
+
+    def _begin(self, batch: TapedBatch) -> None:
+        self._batches.append(batch)
+
+    def _passed(self, call: SiteCall) -> None:
+        self._batches[-1].calls.append((call.site, array_of(call.tensor).copy()))
+
+    def finish(self) -> None:
+        self._path.write_bytes(pickle.dumps(self._batches))
+
+
+def array_of(tensor: Tensor) -> np.ndarray:
+    """The values of a tensor, rows first. Of types that numpy lacks, float32 holds them."""
+    if tensor.dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2):
+        tensor = tensor.float()
+    found: np.ndarray = tensor.detach().cpu().contiguous().reshape(tensor.shape or (1,)).numpy()
+    return found
+
+
+class HeldListener(ReleaseListener):
+    """Compares what passes. What a request's rows hold counts; other slots for the same tokens are no other result, and
+    rows that pad a batch are no request's: what they hold nothing decides.
 
     Args:
-        sound: the sound engine's.
+        sound: the sound engine's batches.
+        branches, nodes: of a draft step and of a tree, for each request.
         allowed: by a site, how far two values of a row may lie apart, as a part of the largest.
 
     Attributes:
-        failed: nothing more is compared.
+        over: nothing more is compared.
         first: the first difference beyond rounding, or of rounding where there is no other: kind, step, site, request
             and text.
         sites: those with a difference beyond rounding.
     """
 
-    def __init__(self, sound: TapeRecording, allowed: Callable[[str], float]) -> None:
-        self._sound, self._allowed = sound, allowed
-        self._steps: Iterator[TapedStep] = iter(sound.taped)
-        self._step: TapedStep | None = None
-        self._calls: Iterator[TapedCall] = iter(())
-        self.failed = False
+    def __init__(self, sound: list[TapedBatch], branches: int, nodes: int, allowed: Callable[[str], float]) -> None:
+        super().__init__()
+        self._branches, self._nodes, self._allowed = branches, nodes, allowed
+        self._batches: Iterator[TapedBatch] = iter(sound)
+        self._batch: TapedBatch | None = None
+        self._calls: Iterator[tuple[str, np.ndarray]] = iter(())
+        self.over = False
         self.first: tuple[str, int, str, str | None, str] | None = None
         self.sites: list[str] = []
 
-    def write(self, facts: dict[str, Any], tensor: Tensor | None) -> None:
-        """Compare a record with the sound engine's next."""
-        if self.failed:
-            return
-        if "batch" in facts:
-            self._batch(facts)
-        elif tensor is not None:
-            self._site(str(facts["site"]), tensor)
-
-    def flush(self) -> None:
-        """Nothing is kept."""
-
-    def end(self) -> None:
+    def finish(self) -> None:
         """The run is over."""
-        if not self.failed:
+        if not self.over:
             self._missing("nothing more")
-        if not self.failed and (missing := next(self._steps, None)) is not None:
-            self._part("end", missing.number, "", None, f"only the sound engine has a batch {missing.number}")
+        if not self.over and (missing := next(self._batches, None)) is not None:
+            self._part("end", missing.step, "", None, f"only the sound engine has a batch in step {missing.step}")
 
-    def _batch(self, facts: dict[str, Any]) -> None:
+    def _begin(self, batch: TapedBatch) -> None:
+        if self.over:
+            return
         self._missing("nothing more")
-        step = self._step = next(self._steps, None)
-        asked = facts["kind"], tuple(facts["rids"]), tuple(facts["lens"])
-        if step is None:
-            self._part("end", facts["batch"], "", None, f"only the mutant has a batch {facts['batch']}")
-        elif (step.kind, step.rids, step.lens) != asked:
-            text = f"{step.kind} of {', '.join(step.rids)}, with the mutant {asked[0]} of {', '.join(asked[1])}"
-            self._part("schedule", step.number, "", None, text)
+        sound = self._batch = next(self._batches, None)
+        if sound is None:
+            self._part("end", batch.step, "", None, f"only the mutant has a batch in step {batch.step}")
+        elif (sound.kind, sound.rids, sound.lens) != (batch.kind, batch.rids, batch.lens):
+            text = f"{sound.kind} of {', '.join(sound.rids)}, with the mutant {batch.kind} of {', '.join(batch.rids)}"
+            self._part("schedule", sound.step, "", None, text)
         else:
-            self._calls = iter(step.calls)
+            self._calls = iter(sound.calls)
 
     def _missing(self, instead: str) -> None:
         """A site that the sound engine passes next in this batch is not passed."""
-        if self._step is not None and (call := next(self._calls, None)) is not None:
-            text = f"the sound engine passes {call.site}, the mutant {instead}"
-            self._part("schedule", self._step.number, call.site, None, text)
+        if self._batch is not None and (call := next(self._calls, None)) is not None:
+            text = f"the sound engine passes {call[0]}, the mutant {instead}"
+            self._part("schedule", self._batch.step, call[0], None, text)
 
-    def _site(self, site: str, tensor: Tensor) -> None:
-        step, call = self._step, next(self._calls, None)
-        assert step is not None
-        shape = tuple(tensor.shape) or (1,)
-        if call is None or call.site != site:
-            there = "nothing more" if call is None else call.site
-            self._part("schedule", step.number, site, None, f"the sound engine passes {there}, the mutant {site}")
-        elif call.shape != shape:
-            text = f"{list(call.shape)} in the sound engine, {list(shape)} with the mutant"
-            self._part("shape", step.number, site, None, text)
-        elif not is_where(site):
-            self._values(step, call, tensor)
-
-    def _values(self, step: TapedStep, call: TapedCall, tensor: Tensor) -> None:
-        sound, other = self._sound.values(call), array_of(tensor)
-        if sound.tobytes() == other.tobytes():
+    def _passed(self, call: SiteCall) -> None:
+        batch = self._batch
+        if self.over or batch is None:
             return
-        for owner, start, stop in self._sound.batch(step).segments(call.site, call.shape[0]):
+        site, values = call.site, array_of(call.tensor)
+        there, sound = next(self._calls, ("nothing more", values))
+        if there != site:
+            text = f"the sound engine passes {there}, the mutant {site}"
+            self._part("schedule", batch.step, site, None, text)
+        elif sound.shape != values.shape:
+            text = f"{list(sound.shape)} in the sound engine, {list(values.shape)} with the mutant"
+            self._part("shape", batch.step, site, None, text)
+        elif not is_where(site) and sound.tobytes() != values.tobytes():
+            self._values(batch, site, sound, values)
+
+    def _values(self, batch: TapedBatch, site: str, sound: np.ndarray, other: np.ndarray) -> None:
+        places = tuple(range(len(batch.rids)))
+        rows = Batch(batch.kind, batch.rids, places, batch.lens, self._branches, self._nodes)
+        for owner, start, stop in rows.segments(site, sound.shape[0]):
             found = None if owner == PADDING else difference(sound[start:stop], other[start:stop])
             if found is None:
                 continue
-            whose = None if owner == BATCH else step.rids[owner]
+            whose = None if owner == BATCH else batch.rids[owner]
             text = f"{found.left} in the sound engine, {found.right} with the mutant"
-            if found.gap <= self._allowed(call.site):
-                self.first = self.first or ("rounding", step.number, call.site, whose, text)
+            if found.gap <= self._allowed(site):
+                self.first = self.first or ("rounding", batch.step, site, whose, text)
             else:
-                self._part("value", step.number, call.site, whose, text)
+                self._part("value", batch.step, site, whose, text)
                 return
 
     def _part(self, what: str, step: int, site: str, whose: str | None, text: str) -> None:
@@ -113,4 +170,4 @@ class HeldRecords:
             self.first = what, step, site, whose, text
         if site not in self.sites:
             self.sites.append(site)
-        self.failed = what != "value" or len(self.sites) >= SITES
+        self.over = what != "value" or len(self.sites) >= SITES

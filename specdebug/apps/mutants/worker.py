@@ -22,12 +22,11 @@ from typing import TYPE_CHECKING, Any
 from specdebug.diverge.worker import Listening
 from specdebug.events import Event, StepOver
 from specdebug.run.warm_worker import with_workload
-from specdebug.targets.inside.tape import Records, Tape, TapeFile
 from specdebug.workers.forkserver import start_over
 from specdebug.workers.wire import PipeSink
 
 if TYPE_CHECKING:
-    from specdebug.apps.mutants.held import HeldRecords
+    from specdebug.apps.mutants.held import HeldListener
     from specdebug.apps.mutants.sound import Keep
     from specdebug.diverge.recorder import RunListener
     from specdebug.patching import Patch
@@ -204,47 +203,49 @@ class _Recording(Listening):
             (self._folder / BOOKS).write_text(json.dumps(self._books.kept))
 
 
-class _Held:
-    """Tapes an arm of a release into its folder, or holds it against the ``sound`` engine's tape there."""
+class _Held(Listening):
+    """Tapes an arm of a release into its folder, or holds it against the ``sound`` engine's tape there, from when the
+    engine is built."""
 
     def __init__(self, payload: Mapping[str, Any], lines: LineCoverage) -> None:
+        super().__init__(self._tape, own=False, beside_ours=True)
         self._payload, self._lines = payload, lines
         self._folder = Path(payload["folder"])
         self._books: BookKeeper | None = None
-        self._held: HeldRecords | None = None
+        self._held: HeldListener | None = None
 
-    def building(self) -> None:
-        """Nothing passes a site yet that counts."""
+    def _tape(self) -> RunListener:
+        from specdebug.apps.mutants.held import BatchTape
+
+        if sound := self._payload["sound"]:
+            self._held = _held_to(Path(sound), pickle.loads(self._payload["shape"]))
+        return self._held or BatchTape(self._folder / TAPE)
 
     def built(self, loop: RunLoop) -> None:
         self._lines.mark()
-        records: Records = TapeFile(str(self._folder / TAPE))
-        if sound := self._payload["sound"]:
-            records = self._held = _held_to(Path(sound), pickle.loads(self._payload["shape"]))
-        loop.session.record(Tape(records))
+        super().built(loop)
         self._books = BookKeeper(loop.session)
 
     def finish(self) -> None:
+        super().finish()
         if self._books is not None:
             self._books.look()
             (self._folder / BOOKS).write_text(json.dumps(self._books.kept))
         if self._held is not None:
-            self._held.end()
             facts = {"first": self._held.first, "sites": self._held.sites}
             (self._folder / HELD).write_text(json.dumps(facts))
 
 
-def _held_to(tape: Path, shape: EngineShape) -> HeldRecords:
-    from specdebug.apps.mutants.held import HeldRecords
+def _held_to(tape: Path, shape: EngineShape) -> HeldListener:
+    from specdebug.apps.mutants.held import HeldListener
     from specdebug.base.assets import checkpoint_path
     from specdebug.diverge.rounding import tolerance
-    from specdebug.diverge.tape import TapeRecording
     from specdebug.reference.config import read_config
 
     model = read_config(checkpoint_path(shape.model))
     branches, _, nodes = shape.tree or (1, 0, 1)
     allowed = partial(tolerance, dtype=shape.dtype, layers=model.num_layers, width=model.hidden_size)
-    return HeldRecords(TapeRecording(tape, branches=branches, nodes=nodes), allowed)
+    return HeldListener(pickle.loads(tape.read_bytes()), branches, nodes, allowed)
 
 
 def _listener(folder: Path, keep: Keep) -> RunListener:

@@ -197,8 +197,9 @@ class Engine:
         self.observers.tell(Scheduling, False)
         chunks = self._scheduler.next_prefill()
         if chunks:
-            lens = tuple(length for _, length in chunks)
-            with self.observers.computing("prefill", [request for request, _ in chunks], lens):
+            requests, lens = zip(*chunks, strict=True)
+            starts = tuple(request.kv_len for request in requests)
+            with self.observers.computing("prefill", requests, lens, starts):
                 report = self._prefill(chunks)
         else:
             report = self._decode() if self._scheduler.running else Stepped(self._step, "idle")

@@ -17,7 +17,7 @@ LOOKS: dict[str, tuple[Seat, ...]] = {
     probes.PROBES: tuple(probes.PROBE_SEATS.values()),
     scheduler.BOOKS: (*_HELD, *scheduler.BOOKS_SEATS),
     stages.LOOKS: (*scheduler.HELD_SEATS, *stages.LOOK_SEATS.values()),
-    stages.RECORDING: tuple(stages.TAPE_SEATS.values()),
+    stages.RECORDING: tuple(stages.SITE_SEATS.values()),
     "faults": _HELD,
     memory.KERNEL_MEMORY: (
         memory.POOL,

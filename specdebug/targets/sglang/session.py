@@ -24,6 +24,7 @@ from specdebug.events import (
     BatchKind,
     Decided,
     Finishing,
+    InVain,
     Prefilled,
     StepBegan,
     StepOver,
@@ -33,7 +34,6 @@ from specdebug.targets.base import Asked, Opening, Session, StoredDrafts
 from specdebug.targets.http.request import sampling_params
 from specdebug.targets.inside.failure import failure_of
 from specdebug.targets.inside.guard import LOST
-from specdebug.targets.inside.tape import Tape
 from specdebug.targets.requests import (
     CannotBeServed,
     Lost,
@@ -47,7 +47,7 @@ from specdebug.targets.sglang.build import Built, attempt
 from specdebug.targets.sglang.inside.faults import SeenEngine, SeenRequest
 from specdebug.targets.sglang.inside.scheduler import RECEIVE, SEND, booked, held, violated
 from specdebug.targets.sglang.inside.seats import in_sglang
-from specdebug.targets.sglang.inside.stages import RECORDING, DraftRows, kv_of, other_part, record
+from specdebug.targets.sglang.inside.stages import RECORDING, DraftRows, StageSites, kv_of, other_part, record
 
 if TYPE_CHECKING:
     from specdebug.engine.config import SpeculativeConfig
@@ -175,6 +175,16 @@ class _Decisions:
     retracted: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class _Launched:
+    """A batch that was launched in a step, of these requests: its result, and what was seen of it, by request."""
+
+    result: Any
+    step: int
+    rids: tuple[str, ...]
+    seen: Mapping[str, dict[str, Any]]
+
+
 class SglangSession(Session):
     """A scheduler that serves."""
 
@@ -197,8 +207,8 @@ class SglangSession(Session):
         self._stepper = _Stepper(self._scheduler)
         self._requests: dict[str, SglangRequest] = {}
         self._arriving: list[Any] = []
-        self._launched: dict[int, tuple[Any, dict[str, dict[str, Any]]]] = {}
-        """What was seen of batches whose results are not taken yet, by the id of the result, with that."""
+        self._launched: dict[int, _Launched] = {}
+        """Batches whose results are not taken yet, by the id of the result."""
         self._prefilled: dict[str, dict[str, Any]] = {}
         self._step = 0
         self._now = _Decisions()
@@ -206,16 +216,17 @@ class SglangSession(Session):
         self._known_problems: set[str] = set()
         self._noted: set[str] = set()
         self._seen: SeenEngine | None = None
-        self._tape: Tape | None = None
+        self._sites = StageSites()
         owner, name = SEND.find()
         setattr(owner, name, lambda _, output, *__, **___: self._sent(output))
 
     @property
     def inside(self) -> Any:
-        """The engine as faults see it."""
+        """The engine as faults see it, and recorders."""
         if self._seen is None:
             self._seen = SeenEngine(self._scheduler)
-        return SimpleNamespace(view=self._seen, observers=self.observers)
+        config = SimpleNamespace(speculative=self._spec)
+        return SimpleNamespace(view=self._seen, observers=self.observers, config=config, sites=self._sites)
 
     @property
     def has_work(self) -> bool:
@@ -311,14 +322,18 @@ class SglangSession(Session):
     def books(self) -> Mapping[str, Any]:
         return booked(self._scheduler, [each.own for each in self._requests.values() if each.own is not None])
 
-    def record(self, tape: Tape) -> None:
-        self._tape = tape
-        attempt(RECORDING, lambda: record(tape))
+    def record(self, *, beside_ours: bool = False) -> None:
+        self._sites = attempt(RECORDING, record) or self._sites
 
     def close(self, sound: bool) -> None:
+        for launched in self._launched.values():
+            self._tell_vain(launched, {rid for rid, each in self._requests.items() if each.finish_reason is None})
         self._stepper.end()
-        if self._tape is not None:
-            self._tape.wait()
+
+    def _tell_vain(self, launched: _Launched | None, live: set[str]) -> None:
+        """Tell of what a batch was launched with that had ended by then; ``live``: the others."""
+        if launched is not None and (vain := tuple(rid for rid in launched.rids if rid not in live)):
+            self.observers.tell(InVain, launched.step, vain)
 
     def flush_cache(self) -> None:
         """Raises SessionFailed where the scheduler still waits for something although it serves no request."""
@@ -361,31 +376,36 @@ class SglangSession(Session):
         if self._look is not None:
             self._look.begin()
         kind: BatchKind = "prefill" if batch.forward_mode.is_extend() else "speculative" if self._spec else "plain"
+        rows = (batch.extend_lens, batch.prefix_lens) if kind == "prefill" else ((), ())
         with self._telling():
             for each in batch.reqs:
                 self._of(each)
             if self._seen is not None:
                 self._seen.see_running(scheduler)
             self.observers.tell(StepBegan, self._step)
-            self.observers.tell(BatchBegan, kind, [SeenRequest(each) for each in batch.reqs])
+            self.observers.tell(BatchBegan, kind, [SeenRequest(each) for each in batch.reqs], *map(tuple, rows))
+        self._sites.computing = bool(batch.reqs)
         try:
             answer = call(batch, *args, **named)
         finally:
+            self._sites.computing = False
             with self._telling():
                 self.observers.tell(BatchEnded, kind)
         with self._telling():
             self.observers.tell(StepOver)
-        if self._look is not None:
-            self._launched[id(answer)] = answer, self._look.seen()
+        rids, seen = tuple(each.rid for each in batch.reqs), {} if self._look is None else self._look.seen()
+        self._launched[id(answer)] = _Launched(answer, self._step, rids, seen)
         return answer
 
     def process_batch_result(
         self, call: Callable[..., Any], scheduler: Any, batch: Any, result: Any, *args: Any, **named: Any
     ) -> Any:
         now = self._now
-        _, seen = self._launched.pop(id(result), (None, {}))
+        launched = self._launched.pop(id(result), None)
         live = [self._of(own) for own in batch.reqs if not (own.finished() or own.is_retracted)]
         live = [each for each in live if each.finish_reason is None]
+        self._tell_vain(launched, {each.rid for each in live})
+        seen = {} if launched is None else launched.seen
         before = {each.rid: len(each.own.output_ids) for each in live}
         prefill = batch.forward_mode.is_extend()
         accepted = getattr(result, "accept_lens", None)

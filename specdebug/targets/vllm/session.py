@@ -9,6 +9,7 @@ import time
 from argparse import SUPPRESS
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -21,14 +22,13 @@ from specdebug.events import Finishing, Prefilled, StepBegan, StepOver, Stepped
 from specdebug.targets.base import Asked, Opening, Session, StoredDrafts
 from specdebug.targets.inside.failure import failure_of
 from specdebug.targets.inside.guard import LOST, Call, EngineLook, wrap_method
-from specdebug.targets.inside.tape import Tape
 from specdebug.targets.requests import CannotBeServed, Lost, RequestView, Sampling, SessionFailed, within_context
 from specdebug.targets.vllm.inside.books import MOST_BLOCKS, check_books
 from specdebug.targets.vllm.inside.boundaries import SCHEDULER_TAPS, Boundaries, BoundaryOnlooker, StepRequests
 from specdebug.targets.vllm.inside.kv import BlockReader
 from specdebug.targets.vllm.inside.look import DraftLook
 from specdebug.targets.vllm.inside.probes import SiteProbes
-from specdebug.targets.vllm.inside.tape import StepTape
+from specdebug.targets.vllm.inside.sites import StepSites, StepSitesInOrder
 
 
 @dataclass(eq=False)
@@ -88,6 +88,7 @@ class VllmSession(Session):
         self._lengths: dict[str, int] = {}
         self._retracted: list[str] = []
         self._broken: set[str] = set()
+        self._sites = StepSites(self.request, self.observers, self._num_steps)
         self._books, self._kv = EngineLook("the scheduler's books"), BlockReader(self._runner, self._scheduler)
         if len(self._scheduler.kv_cache_manager.block_pool.blocks) > MOST_BLOCKS:
             shows -= {"pools"}
@@ -108,8 +109,17 @@ class VllmSession(Session):
         self._onlookers = onlookers
         Boundaries(self._runner, onlookers)
 
-    def record(self, tape: Tape) -> None:
-        self._onlookers.append(StepTape(tape, self._num_steps))
+    @property
+    def inside(self) -> Any:
+        """The engine as recorders see it."""
+        steps = self._num_steps
+        config = SimpleNamespace(speculative=SimpleNamespace(eagle_topk=1, tree_size=steps + 1) if steps else None)
+        return SimpleNamespace(observers=self.observers, config=config, sites=self._sites)
+
+    def record(self, *, beside_ours: bool = False) -> None:
+        kind = StepSitesInOrder if beside_ours else StepSites
+        self._sites = kind(self.request, self.observers, self._num_steps)
+        self._onlookers.append(self._sites)
 
     @property
     def has_work(self) -> bool:

@@ -1,10 +1,10 @@
-"""The stages of SGLang's EAGLE worker, wrapped where they are: looks at requests for oracles, and a tape of its sites.
-What a CUDA graph does within itself passes no function on the host, so a draft's forwards are seen where they run
+"""The stages of SGLang's EAGLE worker, wrapped where they are: looks at requests for oracles, sites for recorders. What
+a CUDA graph does within itself passes no function on the host, so a draft's forwards are seen where they run
 eagerly."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from specdebug.targets.inside.guard import Call, EngineLook, after, wrap_all
-from specdebug.targets.inside.tape import Event, Tape, kept
 from specdebug.targets.requests import NotShown
 from specdebug.targets.sglang.inside.memory import EXTEND_REPLAY
-from specdebug.targets.sglang.inside.scheduler import RUN, TAKE
 from specdebug.targets.sglang.inside.seats import KERNELS, Seat
 
+Event = dict[str, Any]
+"""What was seen of a request in a batch: ``what`` is ``prefilled`` or ``verified``; the rest is by name."""
 LOOKS, RECORDING = "requests inside", "a recording"
 _WORKER = "srt.speculative.eagle_worker_v2"
 DRAFT, DRAFT_PREFILL, DRAFT_EXTEND = (
@@ -41,9 +41,7 @@ LOOK_SEATS = {
     "sample": SAMPLE,
     "toss": Seat(LOOKS, tuple(f"{module}:tree_speculative_sampling_target_only" for module in _TOSSES)),
 }
-TAPE_SEATS = {
-    "run_batch": RUN,
-    "process_batch_result": TAKE,
+SITE_SEATS = {
     "target_forward": Seat(RECORDING, ("srt.managers.tp_worker:TpModelWorker.forward_batch_generation",)),
     "model_forward": Seat(RECORDING, ("srt.model_executor.model_runner:ModelRunner.forward",)),
     "draft": DRAFT,
@@ -64,10 +62,11 @@ def look() -> StageLook:
     return taps
 
 
-def record(tape: Tape) -> None:
-    """Hand every batch of this process's scheduler to a tape. Raises NoSeat."""
-    taps = _TapeTaps(tape)
-    wrap_all([(*seat.find(), getattr(taps, name)) for name, seat in TAPE_SEATS.items()], EngineLook(RECORDING))
+def record() -> StageSites:
+    """What passes the stages of this process's scheduler from now on. Raises NoSeat."""
+    sites = StageSites()
+    wrap_all([(*seat.find(), getattr(sites, name)) for name, seat in SITE_SEATS.items()], EngineLook(RECORDING))
+    return sites
 
 
 class StageLook:
@@ -154,6 +153,11 @@ class StageLook:
         return torch.cat((by_node[steps.clamp(max=by_node.numel() - 1).long()], last.reshape(1)))
 
 
+def kept(tensor: Tensor) -> Tensor:
+    """A copy on the host, which is written once."""
+    return tensor.detach().to("cpu", copy=True)
+
+
 def kv_of(scheduler: Any, pool: str, row: Any, start: int, stop: int) -> tuple[Tensor, Tensor]:
     """Keys and values of the positions of a row, in the pool of the ``draft`` or the ``target``: each [layers, n,
     heads, head_dim], on the host. Raises NotShown for latent attention, which packs both into one."""
@@ -231,83 +235,66 @@ def tree_masks(mask: Tensor, lengths: list[int], nodes: int, *, alone: bool) -> 
     return masks
 
 
-class _TapeTaps:
-    """Taps that record what goes in and comes out, by our names of the sites (``engine/sites.py``)."""
+class StageSites:
+    """Taps that tell ``hear`` what goes in and comes out, rows first, by our names of the sites (``engine/sites.py``),
+    while a batch is ``computing``."""
 
-    def __init__(self, tape: Tape) -> None:
-        self._tape = tape
-        self._steps = 0
-        self._told: set[str] = set()
+    def __init__(self) -> None:
+        self.hear: Callable[[str, Tensor], None] = lambda site, tensor: None
+        self.computing = False
         self._drafted: Any = None  # what the draft model said last of a prefill, or of accepted tokens
 
-    def run_batch(self, call: Call, _: Any, batch: Any, *args: Any, **named: Any) -> Any:
-        mode = batch.forward_mode
-        if not batch.reqs or not (mode.is_extend() or mode.is_decode()):
-            return call(batch, *args, **named)
-        self._steps += 1
-        kind = "prefill" if mode.is_extend() else "plain" if batch.spec_algorithm.is_none() else "speculative"
-        lens = [int(each) for each in batch.extend_lens] if kind == "prefill" else []
-        self._tape.begin(self._steps, kind, [request.rid for request in batch.reqs], lens)
-        try:
-            return call(batch, *args, **named)
-        finally:
-            self._tape.end()
-
-    @after(bound=1)
-    def process_batch_result(self, answer: Any, _: Any, batch: Any, *args: Any, **named: Any) -> None:
-        for request in batch.reqs:
-            if request.finished() and request.rid not in self._told:
-                self._told.add(request.rid)
-                plain = batch.spec_algorithm.is_none()
-                self._tape.ended(request.rid, len(request.output_ids) - 1 if plain else request.spec_verify_ct)
+    def _add(self, site: str, tensor: Tensor) -> None:
+        if self.computing:
+            self.hear(site, tensor.detach())
 
     @after(bound=1)
     def target_forward(self, answer: Any, worker: Any, *args: Any, **named: Any) -> None:
         if not worker.model_runner.is_draft_worker and not named.get("is_verify") and answer.next_token_ids is not None:
-            self._tape.add("sampler.next_token_ids", answer.next_token_ids)
+            self._add("sampler.next_token_ids", answer.next_token_ids)
 
     def model_forward(self, call: Call, runner: Any, forward_batch: Any, *args: Any, **named: Any) -> Any:
-        place = _place(runner.is_draft_worker, forward_batch.forward_mode) if self._tape.recording else None
+        place = _place(runner.is_draft_worker, forward_batch.forward_mode) if self.computing else None
         if place is None:
             return call(forward_batch, *args, **named)
         ids = _certain_ids(forward_batch) if place == "draft_extend" else forward_batch.input_ids
-        self._tape.add(f"{place}.input_ids", ids)
+        self._add(f"{place}.input_ids", ids)
         if place == "draft.forward":
-            self._tape.add("draft.forward.positions", forward_batch.positions)
+            self._add("draft.forward.positions", forward_batch.positions)
         answer = call(forward_batch, *args, **named)
         output = answer.logits_output
         if place in ("draft_prefill", "draft_extend"):
             self._drafted = output
             return answer
         if place in ("target_prefill", "verify") and output.hidden_states is not None:
-            self._tape.add(f"{place}.hidden_states", output.hidden_states)
-        self._tape.add(f"{place}.logits", output.next_token_logits)
+            self._add(f"{place}.hidden_states", output.hidden_states)
+        self._add(f"{place}.logits", output.next_token_logits)
         return answer
 
     def extend_replay(self, call: Call, _: Any, forward_batch: Any, *args: Any, **named: Any) -> Any:
-        self._tape.add("draft_extend.input_ids", _certain_ids(forward_batch))
+        self._add("draft_extend.input_ids", _certain_ids(forward_batch))
         self._drafted = call(forward_batch, *args, **named)
         return self._drafted
 
     def draft(self, call: Call, _: Any, batch: Any, *args: Any, **named: Any) -> Any:
-        self._tape.add("draft.bonus", batch.spec_info.bonus_tokens)
+        self._add("draft.bonus", batch.spec_info.bonus_tokens)
         answer = call(batch, *args, **named)
         requests = len(batch.reqs)
         if requests and answer.retrieve_next_token is not None:
             for name in ("retrieve_next_token", "retrieve_next_sibling"):
-                self._tape.add(f"tree.{name}", getattr(answer, name).reshape(requests, -1))
+                self._add(f"tree.{name}", getattr(answer, name).reshape(requests, -1))
         return answer
 
     @after(bound=1)
     def draft_forward(self, answer: Any, worker: Any, *args: Any, **named: Any) -> None:
         if worker.topk > 1:  # a chain has nothing to organize
             _, top_scores_index, draft_tokens = answer[:3]  # from 0.5.18 on probabilities follow
-            self._tape.add("draft.organize.top_scores_index", top_scores_index)
-            self._tape.add("draft.organize.draft_tokens", draft_tokens)
+            self._add("draft.organize.top_scores_index", top_scores_index)
+            self._add("draft.organize.draft_tokens", draft_tokens)
 
     def organize(self, call: Call, score_list: Any, *args: Any, **named: Any) -> Any:
-        if self._tape.recording:
-            self._tape.add("draft.organize.scores", torch.cat(score_list, dim=1).flatten(1))
+        if self.computing:
+            self._add("draft.organize.scores", torch.cat(score_list, dim=1).flatten(1))
         return call(*args, **named)
 
     @after(bound=1)
@@ -321,19 +308,19 @@ class _TapeTaps:
     @after(bound=1)
     def sample(self, answer: Any, _: Any, *args: Any, **named: Any) -> None:
         predict, accept_lens, accept_index = answer
-        self._tape.add("accept.predict", predict)
-        self._tape.add("accept.accept_index", accept_index)
-        self._tape.add("accept.num_correct_drafts", accept_lens - 1)
+        self._add("accept.predict", predict)
+        self._add("accept.accept_index", accept_index)
+        self._add("accept.num_correct_drafts", accept_lens - 1)
 
     def _start(self, drafted: Any) -> None:
         """The start of the next draft: what the draft says after the last token that is certain."""
         if drafted is None or drafted.topk_index is None:
             return
         if self._drafted is not None:
-            self._tape.add("draft_extend.logits", self._drafted.next_token_logits)  # by now of the last rows only
-        self._tape.add("draft_extend.topk_index", drafted.topk_index)
+            self._add("draft_extend.logits", self._drafted.next_token_logits)  # by now of the last rows only
+        self._add("draft_extend.topk_index", drafted.topk_index)
         if drafted.topk_index.shape[-1] > 1:  # of a chain it is 1 and never read
-            self._tape.add("draft_extend.topk_p", drafted.topk_p)
+            self._add("draft_extend.topk_p", drafted.topk_p)
 
 
 def _place(drafts: bool, mode: Any) -> str | None:

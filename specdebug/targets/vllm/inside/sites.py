@@ -1,14 +1,16 @@
-"""The tape of vLLM's steps, in the order of ours: it drafts at the end of a step what the next one verifies, so what a
-draft's forwards pass is held back until then. A step that prefills and verifies is written as a batch of each kind."""
+"""What passes vLLM's stages, for recorders. It drafts at the end of a step what the next one verifies, and may prefill
+some requests and verify others in one forward: beside our engine, what it drafts is held back until the verify, and
+each kind is a batch of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from specdebug.targets.inside.tape import Tape
+from specdebug.events import LeftOut, Observers
+from specdebug.targets.requests import RequestView
 from specdebug.targets.vllm.inside.boundaries import LOOKS, StepRequests
 
 HELD = ("draft.bonus", "draft.forward.positions", "draft.forward.input_ids", "draft.forward.logits")
@@ -18,13 +20,39 @@ PLACES = ("kv_pool.write.loc", "draft.out_cache_loc")
 _Rows = list[tuple[str, Tensor]]
 
 
-class StepTape:
-    """Writes a tape, as a ``BoundaryOnlooker``. ``num_steps``: drafts of a whole chain."""
+class StepSites:
+    """Tells ``observers`` of batches and ``hear`` of what passes in them, as it passes; as a ``BoundaryOnlooker``."""
 
-    def __init__(self, tape: Tape, num_steps: int) -> None:
-        self._tape = tape
-        self._num_steps = num_steps
-        self._batches = 0
+    def __init__(self, request_of: Callable[[str], RequestView], observers: Observers, num_steps: int) -> None:
+        """``num_steps``: drafts of a whole chain."""
+        self.hear: Callable[[str, Tensor], None] = lambda site, tensor: None
+        self._request_of, self._observers, self._num_steps = request_of, observers, num_steps
+
+    def on_step(self, shares: Sequence[StepRequests]) -> None:
+        """What passes says whose it is."""
+
+    def on_site(self, site: str, among: StepRequests, values: Tensor, rows: Sequence[int]) -> None:
+        if site not in LOOKS:
+            flat = values.reshape(-1) if site == "accept.predict" else values
+            self._tell(among, range(len(among.rids)), [(site, flat)])
+
+    def on_step_over(self) -> None:
+        """All was told."""
+
+    def _tell(self, share: StepRequests, places: Sequence[int], calls: _Rows) -> None:
+        """Tell of a batch of some requests of a share, and what passes in it."""
+        prefill = share.doing == "prefill"
+        lens, starts = (tuple(each[n] for n in places if prefill) for each in (share.rows, share.starts))
+        with self._observers.computing(share.doing, [self._request_of(share.rids[n]) for n in places], lens, starts):
+            for site, values in calls:
+                self.hear(site, values)
+
+
+class StepSitesInOrder(StepSites):
+    """In the order of our engine's stages, and with what has a counterpart there."""
+
+    def __init__(self, request_of: Callable[[str], RequestView], observers: Observers, num_steps: int) -> None:
+        super().__init__(request_of, observers, num_steps)
         self._held: dict[str, _Rows] = {}
         self._drafted: dict[str, _Rows] = {}
         self._passed: dict[StepRequests, list[tuple[str, Tensor, Sequence[int]]]] = {}
@@ -52,12 +80,12 @@ class StepTape:
             for place, rid in enumerate(share.rids):
                 if rid not in self._left_out and (why := self._why_left_out(share, place)):
                     self._left_out.add(rid)
-                    self._tape.left_out(rid, why)
+                    self._observers.tell(LeftOut, rid, why)
             if share.doing != "prefill":
                 self._decoded.update(share.rids)
             places = [n for n, rid in enumerate(share.rids) if rid not in self._left_out]
             if places:
-                self._write(share, places, calls)
+                self._tell(share, places, self._in_order(share, places, calls))
 
     def _why_left_out(self, share: StepRequests, place: int) -> str:
         """Why a request is not written any more: what our engine does has no counterpart here. Of a whole chain there
@@ -71,19 +99,14 @@ class StepTape:
             return "was not drafted for there, so near to the end of its context"
         return ""
 
-    def _write(
+    def _in_order(
         self, share: StepRequests, places: Sequence[int], calls: Sequence[tuple[str, Tensor, Sequence[int]]]
-    ) -> None:
-        self._batches += 1
-        rids, rows = [share.rids[n] for n in places], [share.rows[n] for n in places]
-        if share.doing == "prefill":
-            starts, totals = [share.starts[n] for n in places], [share.totals[n] for n in places]
-            self._tape.begin(self._batches, share.doing, rids, rows, starts=starts, totals=totals)
-        else:
-            self._tape.begin(self._batches, share.doing, rids)
+    ) -> _Rows:
+        """The rows of some requests, what was drafted for them first."""
+        told: _Rows = []
         if share.doing == "speculative":
-            for each in zip(*(self._drafted[rid] for rid in rids), strict=True):
-                self._tape.add(each[0][0], torch.cat([values for _, values in each]))
+            for each in zip(*(self._drafted[share.rids[n]] for n in places), strict=True):
+                told.append((each[0][0], torch.cat([values for _, values in each])))
         for site, values, counts in calls:
             parts = [values[sum(counts[:n]) : sum(counts[: n + 1])] for n in range(len(counts))]
             if site == "draft_extend.input_ids":
@@ -91,5 +114,5 @@ class StepTape:
                 for part, count in zip(parts, accepted.tolist(), strict=True):
                     part[int(count) + 1 :] = 0  # behind the accepted tokens, as ours has them
             chosen = torch.cat([parts[n] for n in places])
-            self._tape.add(site, chosen.reshape(-1) if site == "accept.predict" else chosen)
-        self._tape.end()
+            told.append((site, chosen.reshape(-1) if site == "accept.predict" else chosen))
+        return told

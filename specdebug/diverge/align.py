@@ -181,7 +181,7 @@ class Looked:
     """The part of two recordings that was compared. ``what``: whose recordings they are. ``sites``: those of both.
     ``only``: sites of the first alone, and of the second. ``alone``: requests that were not compared, and why not.
     ``left_out``: those that were up to a place, and why no further. ``prompts``: positions of prompts that both
-    computed, the first alone and the second alone, where an engine cuts prompts otherwise. ``unlike``: by site, how
+    computed, the first alone and the second alone, of two engines. ``unlike``: by site, how
     many tensors were not compared, because the workers rightly have other rows there."""
 
     what: Sides

@@ -163,8 +163,8 @@ class Diverging:
         left, right, looked = in_common(left, right, alone | self._alone() if engines else alone, what)
         unlike = unlike_by_worker(left, right) if what == "workers" else frozenset()
         looked = dataclasses.replace(looked, unlike=Counter(site for _, _, _, site, _ in unlike))
-        if engines and any((prompts := prompts_of(left, right))[1:]):
-            looked = dataclasses.replace(looked, prompts=prompts)
+        if engines:
+            looked = dataclasses.replace(looked, prompts=prompts_of(left, right))
         answer = dataclasses.replace(answer, rescheduled=same_schedule(left, right), looked=looked)
         first, values, after, rounding = judge(left, right, self._kept, self.runs[0].shape, unlike)
         return dataclasses.replace(answer, first=first, values=values, after=after, rounding=rounding)

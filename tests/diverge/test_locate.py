@@ -15,7 +15,6 @@ from specdebug.base.errors import SpecDebugError
 from specdebug.campaign.loops.replay import ArmResult, ArmRun, run_arms
 from specdebug.campaign.preload import PRELOAD
 from specdebug.diverge import locate as module
-from specdebug.diverge import run as run_module
 from specdebug.diverge.align import Difference
 from specdebug.diverge.locate import IN_PLACE, Locator, Suspect, place_of
 from specdebug.diverge.recording import Descriptor, RecordedStep
@@ -128,7 +127,7 @@ class Bench:
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     found = Bench()
     monkeypatch.setattr(module, "run_arms", found)
-    monkeypatch.setattr(run_module, "read", found.read)
+    monkeypatch.setattr(module, "read", found.read)
     return found
 
 
@@ -255,7 +254,17 @@ def test_an_arm_of_another_engine_without_a_twin_is_laid_beside_ours(
     assert (theirs.scenario.limits.max_steps, bench.ran) == (3, [])
     answer = replace(answer, first=None)
     (told,) = locator().located([ArmResult(bare, SEEN)])
-    assert told.outcome.notes[-1] == "not located: the same arm on our engine computes the same"
+    assert told.outcome.notes[-1] == "not located: the same arm on our engine computes the same but for rounding"
+    answer = replace(answer, reason="other models")
+    (told,) = locator().located([ArmResult(bare, SEEN)])
+    assert told.outcome.notes[-1] == "not located: other models"
+
+
+def test_another_engine_s_failure_is_located_beside_its_own_twin(bench: Bench) -> None:
+    run = replace(RUN, scenario=RUN.scenario.on(ReleasedEngine(release="sglang==0.5.23")))
+    (told,) = locator().located([ArmResult(run, SEEN)])
+    assert told.outcome.signature == f"mismatch@verify.{K}"
+    assert bench.ran == ["failing", "sound"]
 
 
 def located_for_real(runs: Sequence[ArmRun]) -> list[ArmResult]:

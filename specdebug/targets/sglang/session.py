@@ -216,7 +216,7 @@ class SglangSession(Session):
         self._known_problems: set[str] = set()
         self._noted: set[str] = set()
         self._seen: SeenEngine | None = None
-        self._sites = StageSites()
+        self._sites, self._recorded = StageSites(), False
         owner, name = SEND.find()
         setattr(owner, name, lambda _, output, *__, **___: self._sent(output))
 
@@ -323,7 +323,7 @@ class SglangSession(Session):
         return booked(self._scheduler, [each.own for each in self._requests.values() if each.own is not None])
 
     def record(self, *, beside_ours: bool = False) -> None:
-        self._sites = attempt(RECORDING, record) or self._sites
+        self._sites, self._recorded = attempt(RECORDING, record) or self._sites, True
 
     def close(self, sound: bool) -> None:
         for launched in self._launched.values():
@@ -376,7 +376,8 @@ class SglangSession(Session):
         if self._look is not None:
             self._look.begin()
         kind: BatchKind = "prefill" if batch.forward_mode.is_extend() else "speculative" if self._spec else "plain"
-        rows = (batch.extend_lens, batch.prefix_lens) if kind == "prefill" else ((), ())
+        recorded = self._recorded and kind == "prefill"
+        rows = (batch.extend_lens, batch.prefix_lens) if recorded else ((), ())
         with self._telling():
             for each in batch.reqs:
                 self._of(each)

@@ -153,7 +153,10 @@ class Scheduler:
         chosen = new or self.running
         self.running_batch = SimpleNamespace(reqs=list(self.running))
         mode = SimpleNamespace(is_extend=lambda: bool(new))
-        return SimpleNamespace(reqs=list(chosen), forward_mode=mode) if chosen else None
+        cached = [4 if each.origin_input_ids[0] == 7 else 0 for each in chosen]
+        rows = [len(each.origin_input_ids) - kept for each, kept in zip(chosen, cached, strict=True)]
+        batch = SimpleNamespace(reqs=list(chosen), forward_mode=mode, extend_lens=rows, prefix_lens=cached)
+        return batch if chosen else None
 
     def run_batch(self, batch: Any, unused: Any = None) -> Any:
         self.batches += 1

@@ -12,7 +12,7 @@ import torch
 
 from specdebug import async_probe
 from specdebug.engine.config import SpeculativeConfig
-from specdebug.events import BatchBegan, BatchEnded, Decided, Finishing, Prefilled, StepBegan, StepOver, Stepped
+from specdebug.events import BatchBegan, BatchEnded, Decided, Finishing, InVain, Prefilled, StepBegan, StepOver, Stepped
 from specdebug.scenario.workload import RequestSampling
 from specdebug.targets.base import Asked, Busy, Opening, OverThere
 from specdebug.targets.inside import guard
@@ -20,6 +20,7 @@ from specdebug.targets.requests import CannotBeServed, Lost, NotShown, SessionFa
 from specdebug.targets.sglang import session as module
 from specdebug.targets.sglang.build import build
 from specdebug.targets.sglang.inside.probes import _NAME, PROBES
+from specdebug.targets.sglang.inside.stages import StageSites
 from specdebug.targets.sglang.session import SglangSession
 from tests.targets.sglang.fake_sglang import EOS, AbortReq, import_fake
 
@@ -334,6 +335,34 @@ def test_faults_are_told_of_batches_and_see_what_runs(serve: Any) -> None:
     with pytest.raises(SessionFailed):
         session.advance()
     assert [name for name, *_ in told] == ["StepBegan", "BatchBegan", "BatchEnded"]
+
+
+def test_a_recorder_is_told_of_rows_sites_and_what_was_in_vain(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    sites, told, passed = StageSites(), list[Any](), list[str]()
+    monkeypatch.setattr(module, "record", lambda: sites)
+    session, scheduler = serve()
+    scheduler.overlaps = True
+
+    class Recorder:
+        hears = (BatchBegan, InVain)
+
+        def on(self, event: Any) -> None:
+            told.append(event)
+
+    session.record()
+    inside = session.inside
+    inside.observers.add(Recorder())
+    inside.sites.hear = lambda site, tensor: passed.append(site)
+    scheduler.acts[1] = lambda: sites._add("target_prefill.input_ids", torch.zeros(2))
+    add(session, "a", 7, 2, 3, 4, 5, 6, most=3)
+    add(session, "b", 1, 2, most=5)
+    ran(session)
+    sites._add("verify.logits", torch.zeros(2))
+    assert passed == ["target_prefill.input_ids"], "between two batches nothing passes that counts"
+    assert (told[0].kind, told[0].lens, told[0].starts) == ("prefill", (2, 2), (4, 0))
+    assert [(event.step, event.rids) for event in told if isinstance(event, InVain)] == [(3, ("a",))]
+    session.close(True)
+    assert [(event.step, event.rids) for event in told[-1:]] == [(4, ("b",))], "of a batch whose results nothing took"
 
 
 def test_each_broken_law_is_a_problem_once(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:

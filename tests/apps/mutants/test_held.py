@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
-from specdebug.apps.mutants.held import HeldRecords
-from specdebug.diverge.tape import TapeRecording
-from specdebug.targets.inside.tape import Tape, TapeFile
+from specdebug.apps.mutants.held import BatchTape, HeldListener, ReleaseListener, TapedBatch
+from specdebug.events import Observers, StepBegan
 
 Batches = list[tuple[str, list[str], list[int], list[tuple[str, Tensor]]]]
 
@@ -35,34 +36,41 @@ def batches(*, logits: Tensor = LOGITS, tokens: Tensor | None = None, slots: int
     ]
 
 
-def taped(tape: Tape, some: Batches) -> None:
-    for number, (kind, rids, lens, sites) in enumerate(some, 1):
-        tape.begin(number, kind, rids, lens)
-        for site, tensor in sites:
-            tape.add(site, tensor)
-        tape.end()
-    tape.wait()
+def listened(listener: ReleaseListener, some: Batches) -> None:
+    """Have a listener hear of batches, a step each."""
+    observers, sites = Observers(), SimpleNamespace(hear=None)
+    listener.attach(SimpleNamespace(observers=observers, sites=sites), beside_ours=True)
+    for number, (kind, rids, lens, passed) in enumerate(some, 1):
+        observers.tell(StepBegan, number)
+        with observers.computing(kind, [SimpleNamespace(rid=rid) for rid in rids], tuple(lens)):  # type: ignore[arg-type]
+            for site, tensor in passed:
+                sites.hear(site, tensor)
+    listener.finish()
+
+
+def taped(path: Path, some: Batches) -> list[TapedBatch]:
+    listened(BatchTape(path), some)
+    found: list[TapedBatch] = pickle.loads(path.read_bytes())
+    return found
 
 
 @pytest.fixture
-def sound(tmp_path: Path) -> TapeRecording:
-    taped(Tape(TapeFile(str(tmp_path / "tape"))), batches())
-    return TapeRecording(tmp_path / "tape", branches=1, nodes=2)
+def sound(tmp_path: Path) -> list[TapedBatch]:
+    return taped(tmp_path / "tape", batches())
 
 
-def held(sound: TapeRecording, some: Batches) -> HeldRecords:
-    records = HeldRecords(sound, lambda site: 1e-6)
-    taped(Tape(records), some)
-    records.end()
-    return records
+def held(sound: list[TapedBatch], some: Batches) -> HeldListener:
+    listener = HeldListener(sound, 1, 2, lambda site: 1e-6)
+    listened(listener, some)
+    return listener
 
 
-def test_the_same_again_and_other_slots_are_no_other_result(sound: TapeRecording) -> None:
+def test_the_same_again_and_other_slots_are_no_other_result(sound: list[TapedBatch]) -> None:
     for same in (batches(), batches(slots=9)):
         assert (held(sound, same).first, held(sound, same).sites) == (None, [])
 
 
-def test_a_wrong_value_is_named_with_its_request(sound: TapeRecording) -> None:
+def test_a_wrong_value_is_named_with_its_request(sound: list[TapedBatch]) -> None:
     found = held(sound, batches(tokens=torch.tensor([8, 10])))
     assert found.first == ("value", 2, "verify.input_ids", "a", "9 in the sound engine, 10 with the mutant")
     assert found.sites == ["verify.input_ids"]
@@ -70,28 +78,26 @@ def test_a_wrong_value_is_named_with_its_request(sound: TapeRecording) -> None:
     assert both.sites == ["verify.input_ids", "verify.logits"]
 
 
-def test_rounding_is_told_apart_and_gives_way_to_more(sound: TapeRecording) -> None:
+def test_rounding_is_told_apart_and_gives_way_to_more(sound: list[TapedBatch]) -> None:
     hair = LOGITS * (1 + 2e-7)
     only = held(sound, batches(logits=hair))
     assert only.first is not None
     assert (only.first[0], only.first[2], only.sites) == ("rounding", "verify.logits", [])
     more = held(sound, [*batches(logits=hair), ("plain", ["a"], [], [])])
-    assert more.first == ("end", 3, "", None, "only the mutant has a batch 3")
+    assert more.first == ("end", 3, "", None, "only the mutant has a batch in step 3")
 
 
 def test_rows_that_pad_a_batch_decide_nothing(tmp_path: Path) -> None:
     def padded(last: float) -> Batches:
         return [("speculative", ["a"], [], [("draft.forward.logits", torch.tensor([[1.0], [last]]))])]
 
-    taped(Tape(TapeFile(str(tmp_path / "padded"))), padded(0.0))
-    sound = TapeRecording(tmp_path / "padded", branches=1, nodes=2)
-    assert held(sound, padded(7.0)).first is None
+    assert held(taped(tmp_path / "padded", padded(0.0)), padded(7.0)).first is None
 
 
 @pytest.mark.parametrize(
     ("other", "what"),
     [
-        (batches()[:1], ("end", "only the sound engine has a batch 2")),
+        (batches()[:1], ("end", "only the sound engine has a batch in step 2")),
         ([batches()[0], ("speculative", ["b"], [], [])], ("schedule", "speculative of a, with the mutant")),
         (
             [batches()[0], (*batches()[1][:3], batches()[1][3][:2])],
@@ -104,9 +110,9 @@ def test_rows_that_pad_a_batch_decide_nothing(tmp_path: Path) -> None:
         (batches(logits=LOGITS[:1]), ("shape", "[2, 5] in the sound engine, [1, 5] with the mutant")),
     ],
 )
-def test_another_course_ends_the_comparison(sound: TapeRecording, other: Batches, what: tuple[str, str]) -> None:
+def test_another_course_ends_the_comparison(sound: list[TapedBatch], other: Batches, what: tuple[str, str]) -> None:
     found = held(sound, other)
     assert found.first is not None
     assert found.first[0] == what[0]
     assert what[1] in found.first[4]
-    assert found.failed
+    assert found.over

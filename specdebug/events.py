@@ -77,7 +77,7 @@ class InVain(Event):
     rids: tuple[str, ...]
 
 
-class LeftOut(Event):
+class ShownNoMore(Event):
     """From here on nothing of a request is shown. ``why``: in words that follow its name."""
 
     rid: str

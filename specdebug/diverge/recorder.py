@@ -23,7 +23,7 @@ from specdebug.events import (
     BatchEnded,
     Event,
     InVain,
-    LeftOut,
+    ShownNoMore,
     StageEntered,
     StepBegan,
     StepOver,
@@ -102,7 +102,7 @@ class RunListener(ABC):
 class HashRecorder(RunListener):
     """Records one engine's run: a hash for each request's share of a tensor."""
 
-    hears = (*RunListener.hears, BatchBegan, BatchEnded, StageEntered, InVain, LeftOut)
+    hears = (*RunListener.hears, BatchBegan, BatchEnded, StageEntered, InVain, ShownNoMore)
 
     def __init__(self, writer: Writer, *, summed: bool = False, by_row: bool = False) -> None:
         """``summed``: as of :class:`StepLog`. ``by_row``: the rows of prompts have a hash each."""
@@ -146,7 +146,7 @@ class HashRecorder(RunListener):
                 self._log.drafting = stage == "draft"
             case InVain(step, rids):
                 self._writer.in_vain(step, rids)
-            case LeftOut(rid, why):
+            case ShownNoMore(rid, why):
                 self._gone[rid] = why
             case AheadBegan():
                 self._log.begin_ahead()

@@ -13,7 +13,7 @@ import torch
 from specdebug import async_probe
 from specdebug.diverge.recorder import HashRecorder, Keeper
 from specdebug.diverge.recording import RecordedStep, Writer, kept, read
-from specdebug.events import AheadDropped, InVain, LeftOut, Observers, StepBegan, StepOver
+from specdebug.events import AheadDropped, InVain, Observers, ShownNoMore, StepBegan, StepOver
 
 
 class Engine:
@@ -87,7 +87,7 @@ class Shown:
         with self.observers.computing("prefill", requests, (2, 1), (5, 0)):
             self.sites.hear("target_prefill.input_ids", torch.tensor([3, 4, 5], dtype=torch.int32))
             async_probe.maybe_detect_oob(torch.tensor([7]), 0, 9, "embedding.input_ids")
-        self.observers.tell(LeftOut, "b", "was preempted")
+        self.observers.tell(ShownNoMore, "b", "was preempted")
         self.observers.tell(StepOver)
         self.observers.tell(StepBegan, 2)
         with self.observers.computing("speculative", requests):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from specdebug.events import LeftOut, Observers
+from specdebug.events import Observers, ShownNoMore
 from specdebug.targets.requests import RequestView
 from specdebug.targets.vllm.inside.boundaries import LOOKS, StepRequests
 
@@ -80,7 +80,7 @@ class StepSitesInOrder(StepSites):
             for place, rid in enumerate(share.rids):
                 if rid not in self._left_out and (why := self._why_left_out(share, place)):
                     self._left_out.add(rid)
-                    self._observers.tell(LeftOut, rid, why)
+                    self._observers.tell(ShownNoMore, rid, why)
             if share.doing != "prefill":
                 self._decoded.update(share.rids)
             places = [n for n, rid in enumerate(share.rids) if rid not in self._left_out]

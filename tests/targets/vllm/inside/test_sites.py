@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from specdebug.events import BatchBegan, BatchEnded, Event, LeftOut, Observers
+from specdebug.events import BatchBegan, BatchEnded, Event, Observers, ShownNoMore
 from specdebug.targets.vllm.inside.boundaries import Boundaries
 from specdebug.targets.vllm.inside.sites import StepSites, StepSitesInOrder
 from tests.targets.vllm.inside.fake_runner import Runner
@@ -33,7 +33,7 @@ class Told:
 
 
 class Recorder:
-    hears = (BatchBegan, BatchEnded, LeftOut)
+    hears = (BatchBegan, BatchEnded, ShownNoMore)
 
     def __init__(self) -> None:
         self.batches: list[Told] = []
@@ -43,7 +43,7 @@ class Recorder:
         match event:
             case BatchBegan():
                 self.batches.append(Told(event))
-            case LeftOut(rid, why):
+            case ShownNoMore(rid, why):
                 self.left_out[rid] = why
 
     def hear(self, site: str, tensor: torch.Tensor) -> None:

@@ -27,11 +27,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from specdebug.campaign.loops.replay import ArmResult, ArmRun, Choices, planned, run_arms, run_as
+from specdebug.campaign.loops.replay import ArmResult, ArmRun, Choices, planned, run_arms
 from specdebug.campaign.loops.warm import WarmPool
 from specdebug.campaign.preload import PRELOAD
 from specdebug.diverge.locate import Locator
-from specdebug.diverge.run import TapedRun, unjudged
+from specdebug.diverge.run import recorded, unjudged
 from specdebug.patching.toggles import Toggle
 from specdebug.scenario.library import Library
 from specdebug.scenario.workload import Common
@@ -144,11 +144,11 @@ class Planting:
     def alike(self, run: ArmRun, other: ArmRun) -> bool:
         """All that goes in and out of the stages of two runs is the same."""
         with tempfile.TemporaryDirectory(prefix="specdebug-planted-") as folder:
-            tapes = [Path(folder) / name for name in ("one", "other")]
-            pair = zip((run, other), tapes, strict=True)
-            jobs = [run_as(TapedRun, unjudged(each), key=tape.name, tape=str(tape)) for each, tape in pair]
+            files = [Path(folder) / name for name in ("one", "other")]
+            pair = zip((run, other), files, strict=True)
+            jobs = [recorded(unjudged(each), file.name, hashes=str(file)) for each, file in pair]
             run_arms(self._others, self._library, jobs)
-            return tapes[0].read_bytes() == tapes[1].read_bytes()
+            return files[0].read_bytes() == files[1].read_bytes()
 
     def _note(self, ran: Ran) -> None:
         self._known[ran.bug, ran.arm] = ran

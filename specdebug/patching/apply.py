@@ -17,7 +17,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from specdebug.patching.compilers import SCRIPTS, FunctionText, Kernels, forget_script, hand_text
-from specdebug.patching.hits import hits_of, new_counter, own_hits_of
+from specdebug.patching.hits import hits_of, new_counter
 from specdebug.patching.live import Exchange, LiveFunctions, census_taken, undo
 from specdebug.patching.match import Placed, check_overlaps, place
 from specdebug.patching.rewrite import rewrite
@@ -49,10 +49,6 @@ class Applied:
         A Triton kernel's edits count its launches; under ``torch.compile`` a trace counts once.
         """
         return {name: hits_of(index) for name, index in self._counters.items()}
-
-    def own_hits(self) -> dict[str, int]:
-        """As :meth:`hits`, of this process alone, without those that it spawned."""
-        return {name: own_hits_of(index) for name, index in self._counters.items()}
 
     @property
     def counters(self) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ import ast
 import builtins
 import mmap
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,8 +19,6 @@ from specdebug.patching.source import first_line
 
 HIT_NAME = "__specdebug_hit__"
 
-on_first: Callable[[int], None] | None = None
-"""Called with a counter's number when it counts for the first time in this process."""
 folder: str | None = None
 """Where spawned processes count, a file each; None before there is any."""
 
@@ -45,15 +43,8 @@ def new_counter() -> int:
 def hit(index: int) -> None:
     """Count one pass through the edit of counter ``index``."""
     _counts[index] += 1
-    if on_first is not None and _counts[index] == 1:
-        on_first(index)
     if _shared is not None and index in _cells:
         _shared[_cells[index]] += 1
-
-
-def own_hits_of(index: int) -> int:
-    """The passes of this process."""
-    return _counts[index]
 
 
 def hits_of(index: int) -> int:

@@ -22,9 +22,6 @@ from specdebug.patching.source import Patch
 SPAWN = "multiprocessing.spawn"
 _CODE = "import sys; sys.path[:] = path; from specdebug.patching.spawned import again; again(patches)"
 
-carried: list[Any] = []
-"""The patches that this process began with, each module's ``Applied``, if it was spawned by one that had some."""
-
 
 class InForce(NamedTuple):
     """The patches of one module, and the counters of their edits, in order."""
@@ -67,7 +64,6 @@ def again(pickled: bytes) -> None:
     for module, patches, counters in patched:
         applied = apply(patches, "inprocess" if module in sys.modules else "import")
         cells.update(zip(applied.counters, counters))
-        carried.append(applied)
     hits.count_in(folder, cells)
 
 

@@ -121,7 +121,6 @@ class SessionRun(ABC):
         self._coredump: str | None = None
         self._lost = False
         self._reverts: Sequence[Toggle] = ()
-        self._told_hits: Mapping[str, Mapping[str, int]] = {}
         self._session: Session | None = None
         self._warm: Warm = "imported" if in_place or _imported(payload) else "cold"
 
@@ -186,8 +185,7 @@ class SessionRun(ABC):
         from specdebug import async_probe, kernel_memory
 
         server = None if self._session is None else self._session.server
-        losses = [] if self._session is None else [*self._session.lost(), *(server.lost() if server else ())]
-        for lost in losses:
+        for lost in () if self._session is None else self._session.lost():
             self._sink.emit("lost", text=str(lost), stand_in=lost.stand_in)
         here = {**async_probe.reached(), **kernel_memory.launches()}
         tell_hits(hits)
@@ -244,7 +242,7 @@ class SessionRun(ABC):
         from specdebug.targets.settings import engine_of
 
         server = None if self._session is None else self._session.server
-        told = self._told_hits if server is None else server.hits()
+        told = {} if server is None else server.hits()
         engine = engine_of(pickle.loads(self._payload["scenario"]).target_of(self._payload["arm"]))
         # A fix that the engine lacks, and is given, need not run.
         wanted = {str(toggle.pr) for toggle in self._reverts if engine not in toggle.mends}
@@ -269,11 +267,9 @@ class SessionRun(ABC):
         )
 
     def _say(self, event: str, **fields: Any) -> None:
-        """Pass an event of the target on, and remember where a core dump would be written, and how often edits ran."""
+        """Pass an event of the target on, and remember where a core dump would be written."""
         if event == "stack":
             self._coredump = fields.get("coredump")
-        if event == "reverts":
-            self._told_hits = fields["hits"]
         self._sink.emit(event, **fields)
 
     @contextmanager

@@ -9,30 +9,24 @@ import json
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import specdebug
 from specdebug.base.errors import CheckpointError, SpecDebugError
-from specdebug.base.files import cache_folder, name_beside, replace_file
-from specdebug.base.interpreters import ENGINE_ENV
+from specdebug.base.files import name_beside, replace_file
 from specdebug.patching import Patch
 from specdebug.patching.toggles import Toggle, load_registry
 from specdebug.targets.base import Asked, Opening, OverThere, Target
-from specdebug.targets.inside.words import VARIABLE
 from specdebug.targets.installs.fit import Mends, mends_of, patches_of
 from specdebug.targets.installs.store import Installed, find_installed, store_folder
 from specdebug.targets.installs.trees import laid_over
-from specdebug.targets.launch.process import REVERTS, SCRATCH
 from specdebug.targets.options import options_of
 from specdebug.targets.settings import ReleasedEngine
 from specdebug.workers.machine_failure import blamed
 
 _found: dict[tuple[Any, ...], dict[int, list[Patch]]] = {}
 _CONFIG = "config.json"
-_COMPILED = "TORCHINDUCTOR_CACHE_DIR"
-"""Where torch keeps what it has compiled, for servers to come."""
 
 
 def make_import_folder(folder: Path, files: Mapping[str, str]) -> Path:
@@ -183,23 +177,3 @@ class InstalledTarget(Target):
         if settings.tree is None and settings.commit is not None:
             raise SpecDebugError(f"target.commit: {settings.commit} is one of a checkout, which target.tree names")
         return here if settings.tree is None else laid_over(here, settings.tree, settings.commit)
-
-    def environment(
-        self, site: Path, here: Installed, there: OverThere, own: Mapping[str, str], **inside: Any
-    ) -> dict[str, str]:
-        """The variables of the processes of a server of it: ours, the engine's ``own``, what is wanted ``inside``, and
-        the user's. Raises SpecDebugError where a fix cannot be reverted."""
-        env = {name: value for name, value in os.environ.items() if name not in (REVERTS, "PYTHONPATH")}
-        fixes = {toggle.pr: patches_of(here, [toggle]) for toggle in there.toggles}
-        fixes[0] = list(self._mends(here, there.toggles, there.content).patches)
-        plain = [{"pr": number, "patches": [asdict(each) for each in found]} for number, found in fixes.items()]
-        wanted = {"device": here.device, "release": here.version, "reverts": plain, **inside}
-        ours = {
-            **ENGINE_ENV,
-            "PYTHONPATH": str(site),
-            VARIABLE: json.dumps(wanted),
-            "TMPDIR": SCRATCH,
-            # torch's own choice is a folder of all temporary files, whose name anybody can guess and make first
-            _COMPILED: os.environ.get(_COMPILED) or str(cache_folder("torchinductor")),
-        }
-        return env | dict(own) | ours | dict(self._settings.variables)

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from specdebug.scenario.library import Library
-from specdebug.targets.base import OverThere
 from specdebug.targets.registry import find_target
 from specdebug.targets.settings import parse_target
 from tests.engines.job import LEAST
@@ -28,9 +27,8 @@ def folder(tmp_path: Path) -> Path:
     """A folder to run the job in: SGLang with the engine and the prompts of a scenario that 27338 is about."""
     library = Library()
     scenario = library.scenario("topk_kv_indices").on(parse_target(RELEASE))
-    command = find_target(scenario.target_of("fixed")).command(scenario.engine, OverThere())
+    command = find_target(scenario.target_of("fixed")).command(scenario.engine)
     env = {name: value for name, value in command.env.items() if os.environ.get(name) != value}
-    env = {name: value.replace("{scratch}", str(tmp_path)) for name, value in env.items()}
     requests = library.workload(scenario, "fixed", scenario.seed).requests
     server = {
         "words": command.words,

@@ -36,7 +36,7 @@ from specdebug.search.minimise import Minimiser, MinimiseWatcher
 from specdebug.targets.base import OverThere
 from specdebug.targets.installs.steps import look_into
 from specdebug.targets.installs.store import find_installed, store_folder
-from specdebug.targets.launch.target import StartedTarget
+from specdebug.targets.launch.process import command_of
 from specdebug.targets.registry import find_target
 from specdebug.targets.settings import LaunchedServer, ReleasedEngine, TargetChoice
 from specdebug.targets.sglang.target import SglangTarget
@@ -207,11 +207,11 @@ def _versions(target: TargetChoice, here: Mapping[str, Any]) -> dict[str, str]:
 
 def _command(run: ArmRun) -> str:
     """The command that starts the server of a run; empty where none is started."""
-    target, options, there = find_target(run.target), run.scenario.engine_of(run.arm), OverThere(run.toggles)
+    target, options = find_target(run.target), run.scenario.engine_of(run.arm)
     if isinstance(target, SglangTarget):
-        words = target.command(options, there).on(30000)
-    elif isinstance(target, StartedTarget):
-        words = target.command(options, run.seed, there).on(30000)
+        words = target.command(options).on(30000)
+    elif isinstance(run.target, LaunchedServer):
+        words = command_of(run.target, options, run.seed, OverThere(run.toggles)).on(30000)
     else:
         return ""
     return shlex.join([Path(words[0]).name, *words[1:]])

@@ -14,7 +14,7 @@ from specdebug.campaign.loops.replay import ArmListener, ArmResult, ArmRun, Devi
 from specdebug.campaign.preload import PRELOAD
 from specdebug.scenario.workload import Common, Foreseen
 from specdebug.targets.launch.keeper import MAX_IDLE, ServerKeeper
-from specdebug.targets.launch.target import StartedTarget
+from specdebug.targets.launch.target import LaunchTarget
 from specdebug.targets.registry import find_target
 from specdebug.workers.job import Job, WorkerEnd
 from specdebug.workers.machine_failure import MachineFailed, MachineFailure
@@ -35,7 +35,7 @@ class KeptServers:
 
     def kept(self, run: ArmRun) -> ArmRun:
         """Return the run on a server that is kept, if it starts one. Raises NoServer."""
-        if not isinstance(find_target(run.target), StartedTarget):
+        if not isinstance(find_target(run.target), LaunchTarget):
             return run
         if self._keeper is None:
             self._keeper = ServerKeeper(max(MAX_IDLE, self._jobs))

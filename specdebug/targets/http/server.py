@@ -19,7 +19,7 @@ from specdebug.targets.http.checked import COMPLETED, MODEL_INFO, SERVER_INFO, B
 from specdebug.targets.http.client import FAILURES, Declined, ServerClient, Silent, Unreachable
 from specdebug.targets.http.request import HttpRequest, ServedTexts, sampling_params, told_tokens
 from specdebug.targets.launch.log import ServerLog
-from specdebug.targets.requests import NOMINAL_LOGIT, Lost, NoServer, RequestView, SessionFailed, ToldToken
+from specdebug.targets.requests import NOMINAL_LOGIT, NoServer, RequestView, SessionFailed, ToldToken
 
 ONE_TOKEN = {"input_ids": [1], "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True}}
 """A request for one token."""
@@ -309,14 +309,10 @@ class HttpServerView:
         self._told |= set(new)
         return list(new.items())
 
-    def lost(self) -> Sequence[Lost]:
-        """The parts of ours that do not fit the server's engine, by its own words."""
-        return () if self._log is None else self._log.lost()
-
     def hits(self) -> Mapping[str, Mapping[str, int]]:
         """By fix that it was started without, how often each of its edits has run; empty where that is not known."""
-        told: Any = self._own_words().get("reverts")  # asked, an engine also tells its log
-        return told if told is not None else {} if self._log is None else self._log.hits()
+        told: Mapping[str, Mapping[str, int]] = self._own_words().get("reverts") or {}
+        return told
 
     def reached(self) -> Mapping[str, int]:
         """By probe site, how often it was passed; empty where that is not known."""

@@ -4,7 +4,6 @@ renamed, is off for good, and told with its place in our code. The engine's own 
 from __future__ import annotations
 
 import functools
-import os
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -14,7 +13,6 @@ import torch
 
 import specdebug
 from specdebug.async_probe import parse_message
-from specdebug.targets.inside.words import tell
 from specdebug.targets.requests import Lost
 
 _T = TypeVar("_T")
@@ -128,11 +126,9 @@ def wrap_all(tapped: Iterable[tuple[Any, str, Tap]], look: EngineLook) -> None:
 
 
 def tell_lost(what: str, error: Exception, *, stand_in: bool = False) -> None:
-    """Tell the harness what cannot be looked at, or stood in for, why, and where in our code that shows."""
+    """Note what cannot be looked at, or stood in for, why, and where in our code that shows."""
     told = " ".join(f"{type(error).__name__}: {error}".split())
-    lost = Lost(what, told[:400], _place_of(error), stand_in)
-    LOST.append(lost)
-    tell(pid=os.getpid(), lost={name: getattr(lost, name) for name in Lost.__slots__})
+    LOST.append(Lost(what, told[:400], _place_of(error), stand_in))
 
 
 def _place_of(error: BaseException) -> str:

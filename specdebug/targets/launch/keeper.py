@@ -141,7 +141,7 @@ def _lend(talk: Connection, shelf: Shelf) -> None:
                 server.wait_ready(
                     wish.ready, wish.timeout_s, lambda text: talk.send(("progress", (text,))), wish.headers
                 )
-            talk.send(("ready", (server.url, server.log.path, server.pid, server.log.begun)))
+            talk.send(("ready", (server.url, server.log.path, server.pid)))
             while (said := talk.recv()) == "status":
                 talk.send(server.status())
             if said and shelf.is_well(wish, server):
@@ -176,8 +176,8 @@ class LentServer:
             raise what(*told)
         self.url: str
         self.pid: int
-        self.url, path, self.pid, ready = told
-        self.log = ServerLog(path, ready=ready)
+        self.url, path, self.pid = told
+        self.log = ServerLog(path)
         self.log.findings()  # of runs before this one
         self.log.begin()
 

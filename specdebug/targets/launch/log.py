@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from specdebug.base.errors import one_line
 from specdebug.logs.rule import Strength
 from specdebug.logs.scan import Scan, last_words, scan_bytes
-from specdebug.targets.inside.words import facts_in
-from specdebug.targets.requests import Lost
 
 TAIL_BYTES = 8192
 WORDS_BYTES = 1 << 20
@@ -35,14 +31,12 @@ class LogRoom:
 
 
 class ServerLog:
-    """A file to whose end a server writes. ``ready``: its size when the server was first ready; what was done until
-    then is every run's. ``begun``: bytes before the run."""
+    """A file to whose end a server writes. ``begun``: bytes before the run."""
 
-    def __init__(self, path: Path, room: LogRoom | None = None, ready: int = 0) -> None:
+    def __init__(self, path: Path, room: LogRoom | None = None) -> None:
         self.path = path
         self._room = room or LogRoom()
         self._read = self.begun = 0
-        self._hits = _less(self._all_hits(), self._all_hits(ready))  # of runs before this one
 
     def last_line(self, without: str = "") -> str:
         """The last line that is not blank and does not hold ``without``, fit for one line of a terminal; empty where
@@ -112,32 +106,6 @@ class ServerLog:
         ranked = scan_bytes(whole, settings=False).ranked()
         return [(found.signature, found.text) for found in ranked if found.strength <= Strength.DEATH]
 
-    def hits(self) -> dict[str, dict[str, int]]:
-        """By reverted fix, how often each edit has run in all processes of the engine, when it was started and since
-        this was made; nothing of an engine that does not tell."""
-        return _less(self._all_hits(), self._hits)
-
-    def lost(self) -> tuple[Lost, ...]:
-        """The parts of ours that do not fit the engine, as its processes told since it was started, each once."""
-        told = (facts["lost"] for facts in self._facts("lost"))
-        return tuple(dict.fromkeys(Lost(**{name: each[name] for name in Lost.__slots__}) for each in told))
-
-    def _last_told(self, name: str, end: int | None = None) -> list[dict[str, Any]]:
-        """What each process last said of something, within so many bytes."""
-        return list({facts["pid"]: facts[name] for facts in self._facts(name, end)}.values())
-
-    def _facts(self, name: str, end: int | None = None) -> list[dict[str, Any]]:
-        """The lines of facts that hold a name, in order, within so many bytes."""
-        lines = self._bytes(0)[:end].decode("utf-8", "replace").splitlines()
-        return [facts for line in lines if name in (facts := facts_in(line))]
-
-    def _all_hits(self, end: int | None = None) -> dict[str, dict[str, int]]:
-        every: dict[str, Counter[str]] = {}
-        for told in self._last_told("hits", end):
-            for fix, edits in told.items():
-                every.setdefault(fix, Counter()).update(edits)
-        return {fix: dict(edits) for fix, edits in every.items()}
-
     def _size(self) -> int:
         try:
             return os.path.getsize(self.path)
@@ -154,10 +122,3 @@ class ServerLog:
                 return file.read()
         except OSError:
             return b""
-
-
-def _less(hits: Mapping[str, Mapping[str, int]], others: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
-    return {
-        fix: {edit: count - others.get(fix, {}).get(edit, 0) for edit, count in edits.items()}
-        for fix, edits in hits.items()
-    }

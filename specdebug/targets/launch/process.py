@@ -6,7 +6,6 @@ import contextlib
 import os
 import random
 import shlex
-import shutil
 import socket
 import tempfile
 import threading
@@ -28,14 +27,12 @@ from specdebug.workers.child import Child
 
 REVERTS = "SGLANG_DEBUG_REVERT_PR"
 """The variable that tells an engine which fixes to leave out."""
-SCRATCH = "{scratch}"
 _SERVE = "from specdebug.__main__ import main; main()"
 
 
 @dataclass(frozen=True)
 class StartCommand:
-    """How a server is started. ``{port}`` in a word stands for its port, which is free only when it is looked for, and
-    ``{scratch}`` in a variable for a folder of its own, which goes when the server does."""
+    """How a server is started. ``{port}`` in a word stands for its port, which is free only when it is looked for."""
 
     words: tuple[str, ...]
     env: Mapping[str, str]
@@ -109,8 +106,7 @@ class StartFailed(Exception):
 
 
 class NeverReady(NoServer):
-    """A server that nothing is said of: it did not answer in time, for this machine may be slow, or it ended without a
-    stand-in that its release has no place for."""
+    """A server that nothing is said of: it did not answer in time, for this machine may be slow."""
 
     exit_code = 125
 
@@ -124,13 +120,11 @@ class ServerProcess:
         self.log = ServerLog(_log_file(label, folder), room)
         self._keeps_log = folder is not None
         self._command = command
-        self._scratch = _scratch_folder() if any(SCRATCH in value for value in command.env.values()) else ""
         self._tried = 0
         self._over = threading.Event()
         try:
             self._start()
         except NoServer:
-            self._remove_scratch()
             self.log.path.unlink(missing_ok=True)  # nothing was ever said
             raise
         threading.Thread(target=self._watch_log, daemon=True).start()
@@ -145,11 +139,10 @@ class ServerProcess:
         words = self._command.on(port)
         self.url = f"http://127.0.0.1:{port}"
         self._tried += 1
-        env = {name: value.replace(SCRATCH, self._scratch) for name, value in self._command.env.items()}
         try:
             # to its end, wherever that is once the log was cut
             with open(self.log.path, "ab") as log:
-                self._process = Child(words, env, stdout=log)
+                self._process = Child(words, self._command.env, stdout=log)
         except OSError as error:
             raise NoServer(f"target.launch: cannot start {one_line(words[0], 80)}: {error.strerror or error}") from None
 
@@ -200,8 +193,6 @@ class ServerProcess:
         how = f"signal {-status}" if status < 0 else f"exit status {status}"
         words = self.log.last_words() or "it said nothing"
         told = f"the server ended ({how}) before it was ready: {words}; its log is {self.log.path}"
-        if unfit := [each for each in self.log.lost() if each.stand_in]:
-            raise NeverReady(f"{unfit[0]}; without it {told}")
         name = name_of(self.log.scan(), status)
         if tells_of_damage(name) and not name.startswith("hang"):
             raise StartFailed(name, told)
@@ -222,7 +213,6 @@ class ServerProcess:
         all of its runs did; then its log goes, unless it lies in a folder that was asked for."""
         self._over.set()
         self._end_process()
-        self._remove_scratch()
         if passed and not self._keeps_log:
             self.log.path.unlink(missing_ok=True)
         else:
@@ -232,10 +222,6 @@ class ServerProcess:
         self._process.terminate()
         self._process.ended_within(END_S)
         self._process.end(marked=True)
-
-    def _remove_scratch(self) -> None:
-        if self._scratch:
-            shutil.rmtree(self._scratch, ignore_errors=True)
 
 
 def answers(url: str, headers: Sequence[tuple[str, str]] = ()) -> bool:
@@ -253,14 +239,6 @@ def status_of(url: str, headers: Sequence[tuple[str, str]] = ()) -> int | None:
         return httpx.get(url, headers=[*headers], timeout=5.0, trust_env=False, verify=secure).status_code
     except (httpx.HTTPError, httpx.InvalidURL):
         return None
-
-
-def _scratch_folder() -> str:
-    """A folder for one server. Its path is short: sockets are made there. Raises NoServer."""
-    try:
-        return tempfile.mkdtemp(prefix="specdebug-server-")
-    except OSError as error:
-        raise NoServer(f"no folder for the server's own files in {tempfile.gettempdir()}: {error.strerror}") from None
 
 
 def _log_file(label: str, folder: str | None) -> Path:

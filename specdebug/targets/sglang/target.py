@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import specdebug
 from specdebug.base.abilities import INSIDE, Ability
 from specdebug.base.assets import checkpoint_path
-from specdebug.base.interpreters import engine_python
+from specdebug.base.interpreters import ENGINE_ENV, engine_python
 from specdebug.patching import Patch
 from specdebug.targets.algorithms import ForeignAlgorithm, foreign_in, hidden_by
-from specdebug.targets.base import Asked, Opening, OverThere, Traits
+from specdebug.targets.base import Asked, Opening, Traits
 from specdebug.targets.installed import InstalledTarget, config_of, make_import_folder, remade
 from specdebug.targets.installs.fit import added_sites, sites_of, source_of
 from specdebug.targets.installs.release import order, recipes
@@ -85,14 +86,14 @@ _FLASH_MLA = ("sgl_kernel/flash_mla.py", "flash_mla/__init__.py", "flash_mla/fla
 
 
 def files_to_import(stand_ins: Sequence[str], *, cpu: bool) -> dict[str, str]:
-    """What SGLang's processes find beside our package, by path: metadata of its plugin and, on a CPU, ``sgl_kernel``
+    """What SGLang's processes find beside our package on a CPU, by path: metadata of a server's plugin, ``sgl_kernel``
     and a start-up module that puts empty modules in the place of unused ones."""
-    metadata = f"specdebug_inside-{specdebug.__version__}.dist-info"
-    files = {
-        f"{metadata}/METADATA": f"Metadata-Version: 2.1\nName: specdebug-inside\nVersion: {specdebug.__version__}\n",
-        f"{metadata}/entry_points.txt": f"[{PLUGINS}]\nspecdebug = {_INSIDE}.plugin:register\n",
-    }
+    files = {}
     if cpu:
+        metadata = f"specdebug_inside-{specdebug.__version__}.dist-info"
+        named = f"Metadata-Version: 2.1\nName: specdebug-inside\nVersion: {specdebug.__version__}\n"
+        files[f"{metadata}/METADATA"] = named
+        files[f"{metadata}/entry_points.txt"] = f"[{PLUGINS}]\nspecdebug = {_INSIDE}.stand_ins:prepare_for_cpu\n"
         refused = f"from {_INSIDE}.sgl_kernel import __getattr__\n"
         files["sgl_kernel/__init__.py"] = f"from {_INSIDE}.sgl_kernel import *\n{refused}"
         files["sgl_kernel/flash_attn.py"] = _FLASH_ATTN
@@ -176,15 +177,16 @@ class SglangTarget(InstalledTarget):
             opening.say("not_engine_code", parts=list(built.not_engine_code))
         return SglangSession(built, asked, shows, SGLANGS.read(options).speculative, opening)
 
-    def command(self, options: Mapping[str, Any], there: OverThere) -> StartCommand:
-        """How its own server is started with these options. Raises StoreError where the release is not installed,
-        SpecDebugError."""
+    def command(self, options: Mapping[str, Any]) -> StartCommand:
+        """How its own server is started with these options, with the stand-ins of a CPU. Raises StoreError where the
+        release is not installed, SpecDebugError."""
         here = self.installed()
         cpu = here.device == "cpu"
         flags = (*self._mapped(options, here)[0], *([IDLING] if cpu else ()), *self._settings.arguments)
         words = tuple(engine_python(here.python, "-m", "sglang.launch_server", "--port", "{port}", *flags))
-        own = ALWAYS_ENV | (ON_CPU_ENV | NATIVE_MOVES if cpu else {})
-        return StartCommand(words, self.environment(self._site(here), here, there, own))
+        own = ALWAYS_ENV | (ON_CPU_ENV | NATIVE_MOVES if cpu else {}) | ENGINE_ENV | dict(self._settings.variables)
+        path = os.pathsep.join(filter(None, (here.tree, str(self._site(here)))))
+        return StartCommand(words, {**os.environ, **own, "PYTHONPATH": path})
 
     def _site(self, here: Installed) -> Path:
         return make_import_folder(here.folder, files_to_import(stand_ins_of(here), cpu=here.device == "cpu"))

@@ -28,7 +28,7 @@ class Process:
 
     def __init__(self, ended: int | None, log: str = "", **tells: Any) -> None:
         self.ended = ended
-        told: dict[str, Any] = {"findings": tuple, "hits": dict} | tells
+        told: dict[str, Any] = {"findings": tuple} | tells
         self.log: Any = SimpleNamespace(
             path="/a/log", scan_run=lambda: scan_bytes(log.encode(), settings=False), **told
         )

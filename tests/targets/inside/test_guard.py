@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from specdebug.async_probe.gate import ProbeFinding
+from specdebug.targets.inside import guard
 from specdebug.targets.inside.guard import EngineLook, wrap_all, wrap_method
-from specdebug.targets.inside.words import facts_in
 
 
 class Engine:
@@ -72,15 +72,16 @@ def after(call: Callable[..., int], engine: Engine, one: int) -> int:
 
 @pytest.mark.parametrize("tap", [before, after])
 def test_a_tap_that_fails_is_off_and_told_once_with_its_place(
-    tap: Callable[..., int], engine: Engine, capsys: pytest.CaptureFixture[str]
+    tap: Callable[..., int], engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(guard, "LOST", [])
     look = EngineLook("the books")
     wrap_method(Engine, "serve", tap, look)
     assert (engine.serve(1), engine.serve(5), engine.calls, look.off) == (2, 6, 2, True)
-    (told,) = [facts["lost"] for line in capsys.readouterr().err.splitlines() if (facts := facts_in(line))]
-    assert (told["what"], told["stand_in"]) == ("the books", False)
-    assert told["why"] == "AttributeError: 'Engine' object has no attribute 'renamed'"
-    assert told["place"].startswith("specdebug/targets/inside/guard.py:")
+    (lost,) = guard.LOST
+    assert (lost.what, lost.stand_in) == ("the books", False)
+    assert lost.why == "AttributeError: 'Engine' object has no attribute 'renamed'"
+    assert lost.place.startswith("specdebug/targets/inside/guard.py:")
 
 
 def over_it(call: Callable[..., Any], engine: Engine, one: int) -> Any:

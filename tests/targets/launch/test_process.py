@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +14,9 @@ import pytest
 from specdebug.base.errors import SpecDebugError
 from specdebug.patching.toggles import NOTHING, Toggle
 from specdebug.targets.base import OverThere
-from specdebug.targets.inside.words import SAID
 from specdebug.targets.launch import process
 from specdebug.targets.launch.log import LogRoom, ServerLog
 from specdebug.targets.launch.process import (
-    SCRATCH,
     NeverReady,
     ServerProcess,
     StartCommand,
@@ -210,7 +206,6 @@ def test_a_front_without_the_route_is_not_waited_for(
     assert not isinstance(caught.value, NeverReady)
 
 
-LOST = {"what": "a kernel in torch", "why": "NoSeat: gone", "place": "", "stand_in": True}
 GUARD = "x: fail guard@draft.kv_indices->draft.kv_indptr"
 
 
@@ -223,10 +218,8 @@ GUARD = "x: fail guard@draft.kv_indices->draft.kv_indptr"
             r"ended \(exit status 2\) before it was ready: error: no such flag; its log is ",
         ),
         (GUARD, StartFailed, "before it was ready"),
-        # one that dies without a stand-in that it needs comes to no verdict
-        (f"{SAID}{json.dumps({'pid': 1, 'lost': LOST})}\n{GUARD}", NeverReady, "cannot stand in for a kernel in torch"),
     ],
-    ids=["the user's to mend", "damage that its log names", "a stand-in lost"],
+    ids=["the user's to mend", "damage that its log names"],
 )
 def test_one_that_ends_at_once_is_told_by_its_log(
     said: str, error: type[Exception], words: str, started: list[ServerProcess], tmp_path: Path
@@ -271,26 +264,7 @@ def test_a_log_tells_of_each_failure_once_and_of_exceptions_never(tmp_path: Path
     assert (log.last_line(), log.last_line("GET /health ")) == ("GET /health 503", "one")
 
 
-MAKES_A_FILE = "import os, pathlib; pathlib.Path(os.environ['TMPDIR'], 'left').touch(); raise SystemExit(3)"
-OWN = {"TMPDIR": SCRATCH}
-
-
-def test_a_folder_of_its_own_goes_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    server = ServerProcess(StartCommand((sys.executable, "-c", MAKES_A_FILE), OWN), "x", str(tmp_path / "logs"))
-    with pytest.raises(NoServer, match="exit status 3"):
-        wait(server)
-    assert [each.name for each in tmp_path.glob("specdebug-server-*/*")] == ["left"]
-    server.end()
-    with pytest.raises(NoServer, match=r"target\.launch: cannot start no-such-program: No such file"):
-        ServerProcess(StartCommand(("no-such-program",), OWN), "x", str(tmp_path / "logs"))
-    assert [each.name for each in tmp_path.iterdir()] == ["logs"]
-
-
-def test_folders_that_cannot_be_made_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(NoServer, match=r"target\.log: no log can be written to .*file"):
         ServerProcess(command(), "x", str(tmp_path / "file"))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
-    with pytest.raises(NoServer, match=r"no folder for the server's own files in .*nowhere: No such file"):
-        ServerProcess(StartCommand(("anything",), OWN), "x", str(tmp_path))

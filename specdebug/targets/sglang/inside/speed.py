@@ -1,25 +1,11 @@
-"""How SGLang runs fast enough on a CPU: processes forked that it would have spawned, and Triton's interpreter without
-what it does anew at every step of a kernel, and throws away. What a kernel computes, loads and stores stays the
-interpreter's."""
+"""How SGLang runs fast enough on a CPU: Triton's interpreter without what it does anew at every step of a kernel, and
+throws away. What a kernel computes, loads and stores stays the interpreter's."""
 
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
 from types import SimpleNamespace
 from typing import Any
-
-
-def fork_for_spawn() -> str:
-    """Have processes forked that are asked to be spawned, for without a GPU they need not import everything anew, which
-    takes more than half of a start; returns the name of what was replaced."""
-    real = multiprocessing.set_start_method
-
-    def set_start_method(method: str | None, force: bool = False) -> None:
-        real("fork" if method == "spawn" else method, force)
-
-    multiprocessing.set_start_method = set_start_method
-    return "multiprocessing.set_start_method"
 
 
 def interpret_fast() -> list[str]:

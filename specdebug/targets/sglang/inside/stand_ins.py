@@ -218,13 +218,13 @@ def replace_for_cpu() -> tuple[str, ...]:
 
     from specdebug.targets.sglang.inside.flashinfer import use_flashinfer
     from specdebug.targets.sglang.inside.graphs import GRAPHS, use_captured_calls
-    from specdebug.targets.sglang.inside.speed import fork_for_spawn, interpret_fast
+    from specdebug.targets.sglang.inside.speed import interpret_fast
 
     nothing: Callable[..., None] = lambda *_, **__: None  # noqa: E731
     torch.cuda.synchronize = nothing
     torch.cuda.empty_cache = nothing
     torch.Tensor.record_stream = nothing  # type: ignore[method-assign]
-    replaced = ["torch.cuda.synchronize", "torch.cuda.empty_cache", "torch.Tensor.record_stream", fork_for_spawn()]
+    replaced = ["torch.cuda.synchronize", "torch.cuda.empty_cache", "torch.Tensor.record_stream"]
     puts: list[tuple[str, Callable[[], Sequence[str]]]] = [
         ("attention by FlashInfer", use_flashinfer),  # first: SGLang asks for it once
         ("Triton's interpreter", interpret_fast),

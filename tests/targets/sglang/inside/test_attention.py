@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdebug.targets.inside.words import facts_in
+from specdebug.targets.inside import guard
 from specdebug.targets.sglang.inside import attention, launches
 from specdebug.targets.sglang.inside.attention import (
     STAGE1,
@@ -180,7 +180,8 @@ def test_two_parts_merge_to_the_whole() -> None:
     close(log, lse.T)
 
 
-def test_what_is_not_done_is_refused_and_the_harness_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_done_is_refused_and_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "LOST", [])
     q, ends, slots = random(1, HEADS, DIM), torch.tensor([0, 1]), torch.tensor([0])
     for more, lacks in (({"logit_cap": 30.0}, "logit_cap"), ({"NEW_MODE": True}, "argument NEW_MODE")):
         with pytest.raises(NotImplementedError, match=f"decode_attention_fwd has no {lacks}"):
@@ -188,8 +189,7 @@ def test_what_is_not_done_is_refused_and_the_harness_is_told(capsys: pytest.Capt
     for more, lacks in (({"window_size": (64, 0)}, "window_size"), ({"new_option": 3}, "new_option")):
         with pytest.raises(NotImplementedError, match=f"has no {lacks}"):
             flash_attn_with_kvcache(q, q, q, cache_seqlens=ends, page_table=ends, **more)
-    told = [facts["lost"] for line in capsys.readouterr().err.splitlines() if (facts := facts_in(line))]
-    assert [each["stand_in"] for each in told] == [True] * 4
+    assert [each.stand_in for each in guard.LOST] == [True] * 4
     decode(q, q, q, q, ends, slots, SCALE, NEW_MODE=False)  # asks for nothing
     with pytest.raises(NoSeat, match="SGLang's kernel _stage1 has no argument Att_Lse, Att_Out, K_Buffer"):
         LaunchedStandIn(kernel("Q kv_indptr kv_indices", "_stage1"), STAGE1)

@@ -4,7 +4,6 @@ computes what it computed before."""
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +19,6 @@ from triton.language import core
 from triton.runtime import interpreter
 
 from specdebug.targets.sglang.inside.speed import (
-    fork_for_spawn,
     leave_overflow,
     prepare_once,
     remember_dtypes,
@@ -30,15 +28,6 @@ from tests.interpreter import device
 
 __all__ = ["device"]
 BLOCK = 4
-
-
-def test_only_spawning_becomes_forking(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen: list[tuple[str | None, bool]] = []
-    monkeypatch.setattr(multiprocessing, "set_start_method", lambda method, force: chosen.append((method, force)))
-    fork_for_spawn()
-    for method in ("spawn", "forkserver", None):
-        multiprocessing.set_start_method(method, force=True)
-    assert chosen == [("fork", True), ("forkserver", True), (None, True)]
 
 
 @pytest.fixture(autouse=True)

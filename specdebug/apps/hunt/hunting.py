@@ -103,7 +103,7 @@ class HuntRunner:
         (run,) = plan(
             Scenario.from_dict(self.plain(number)), Choices((ARM,), self.reverts, target=self.target), self.library
         )
-        return self._servers.kept(dataclasses.replace(run, key=f"{number}"))
+        return self._servers.kept(dataclasses.replace(run, key=f"{number}", followed=True))
 
 
 @dataclass

@@ -200,7 +200,8 @@ class Choices:
 @dataclass(frozen=True)
 class ArmRun:
     """One arm to run. ``key`` names it among others; ``toggles`` are the fixes to revert, the arm's own included;
-    ``keeper``: the address of the process that keeps the servers that runs start, and then lends it one."""
+    ``keeper``: the address of the process that keeps the servers that runs start, and then lends it one; ``followed``:
+    others come after it that have its engine."""
 
     key: str
     scenario: Scenario
@@ -210,6 +211,7 @@ class ArmRun:
     toggles: tuple[Toggle, ...] = ()
     expectation: Expectation | None = None
     keeper: str | None = None
+    followed: bool = False
 
     @property
     def reverts(self) -> tuple[int, ...]:
@@ -567,7 +569,7 @@ class _Running(ArmListener):
             return failure is None
 
         job = run.job(library)
-        if self._alike[run.likeness] > 1:
+        if run.followed or self._alike[run.likeness] > 1:
             job = nested(run, job)
         return dataclasses.replace(job, may_start=may_start)
 

@@ -412,6 +412,7 @@ def test_runs_that_are_alike_come_of_a_nest_and_one_alone_does_not(at_home: Home
         return [running._job(each, FakeLibrary()).nest is not None for each in runs]  # type: ignore[arg-type]
 
     assert nested(one) == [False]
+    assert nested(dataclasses.replace(one, followed=True)) == [True]
     assert nested(one, dataclasses.replace(one, key="again", seed=8)) == [True, True]
     assert nested(one, dataclasses.replace(one, key="reverted", toggles=FIX)) == [False, False]
 

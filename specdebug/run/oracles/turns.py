@@ -44,7 +44,7 @@ class TurnsOracle(Oracle):
                 detail = f"{rid} was passed over in {self._passed[rid]} {kind} steps on end"
                 self.bench.report(Violation("ends", "turns", self.bench.step, detail, data={"rid": rid, "kind": kind}))
                 self._forget(rid)
-        for rid in self._passed.keys() & set(report.rids):
+        for rid in self._passed.keys() & {*report.rids, *report.retracted}:  # one that is set back had its turn
             self._passed[rid] = 0
         self._running |= {rid for rid, tokens in report.emitted.items() if tokens and rid in self._passed}
         for rid in report.finished:

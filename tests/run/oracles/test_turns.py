@@ -88,6 +88,15 @@ def test_requests_wait_for_those_that_came_before_them_and_for_prompts() -> None
     assert queue.said == []
 
 
+def test_a_prompt_that_is_set_back_as_soon_as_it_is_computed_had_its_turn() -> None:
+    queue = Queue()
+    for _ in range(4):
+        for _ in range(PATIENCE - 1):
+            queue.prefill("c", whole=False)
+        queue.oracle.on(Stepped(1, "prefill", ("c",), {}, retracted=("a", "b")))
+    assert queue.said == []
+
+
 SHIPPED = ("cache_hit", "retracted_chunk_tail", "frozen_kv_retraction", "v1_retraction")
 
 

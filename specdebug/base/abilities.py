@@ -25,6 +25,8 @@ SHOWN: dict[Ability, str] = {
     "tokens": "which tokens it emits",
     "plain": "what its model says without drafts",
     "logits": "the logits of its model",
+    "logprobs": "log probabilities of its tokens",
+    "set_back": "a running request set back to wait",
     "alive": "that it answers between requests",
     "counts": "what it counts of each request",
     "failures": "what it or its log says of failures",

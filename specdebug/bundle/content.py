@@ -29,7 +29,7 @@ from specdebug.campaign.loops.replay import ArmResult, ArmRun, Progress, RunCont
 from specdebug.campaign.loops.steplog import Recording
 from specdebug.patching.toggles import Toggle, read_toggle
 from specdebug.scenario.checks import check_scenario
-from specdebug.scenario.grammar import Expectation, Scenario, merge
+from specdebug.scenario.grammar import Expectation, Scenario, TwinSpec, merge
 from specdebug.scenario.packs import ProbePack, read_pack
 from specdebug.scenario.workload import Workload
 from specdebug.targets.options import options_of
@@ -100,6 +100,7 @@ def resolved(run: ArmRun) -> Scenario:
         expect={run.arm: scenario.expectation_of(run.arm) or Expectation()},
         not_on={},
         expect_on={},
+        twins=TwinSpec(),
         overrides={},
     )
 

@@ -36,12 +36,14 @@ from specdebug.scenario.grammar import (
     Span,
     TextPrompt,
     TokenPrompt,
+    TwinSpec,
     WorkloadGroup,
     merge,
 )
 from specdebug.scenario.packs import ProbePack
 from specdebug.search.minimise import Stage
 from specdebug.targets.options import options_of
+from specdebug.verdict.twins import TWIN
 
 
 @dataclass(frozen=True)
@@ -193,6 +195,7 @@ def written_out(scenario: Scenario, arm: str, reverts: Sequence[int] = ()) -> tu
         arms={arm: Arm(arm, revert=tuple(dict.fromkeys((*chosen.revert, *reverts))), mode=chosen.mode)},
         expect={arm: Expectation("fail")},
         expect_on={},
+        twins=TwinSpec(),
         overrides={},
         source=None,
     )
@@ -353,7 +356,7 @@ def _lowest(knob: Knob, scenario: Scenario) -> int:
 
 def scenario_text(scenario: Scenario, name: str, seed: int, signature: str, header: Sequence[str]) -> str:
     """Return the text of a written-out scenario, less defaults, which is expected to fail with ``signature`` under
-    ``seed``; ``header`` are lines of comment for its top."""
+    ``seed``, that of a broken twin included; ``header`` are lines of comment for its top."""
     plain = scenario.to_dict()
     bare = Scenario(name, scenario.workload, scenario.arms, scenario.expect).to_dict()
     (arm,) = scenario.arms
@@ -369,6 +372,10 @@ def scenario_text(scenario: Scenario, name: str, seed: int, signature: str, head
             kept["arrive"] = {key: value for key, value in kept["arrive"].items() if value != nothing[key]}
         return kept
 
+    expected: dict[str, Any] = {"expect": {arm: {"verdict": "fail", "signature": signature}}}
+    if signature.startswith(TWIN):
+        relations = [signature.removeprefix(TWIN)]
+        expected = {"twins": {"relations": relations, "broken": {arm: relations}}}
     document = {
         "name": name,
         "description": " ".join(header[0].split()),
@@ -376,7 +383,7 @@ def scenario_text(scenario: Scenario, name: str, seed: int, signature: str, head
         **{key: value for key, value in plain.items() if key in parts and value != bare[key]},
         "workload": list(map(group_plain, scenario.workload)),
         "arms": {arm: {key: value for key, value in plain["arms"][arm].items() if value}},
-        "expect": {arm: {"verdict": "fail", "signature": signature}},
+        **expected,
     }
     wrapped = (part for line in header for part in textwrap.wrap(line, 117) or [""])
     comments = "".join(f"# {line}".rstrip() + "\n" for line in wrapped)

@@ -156,5 +156,12 @@ def signatures(ctx: typer.Context, incomplete: str) -> Found:
     return dict.fromkeys(f"{site.kind}@{site.name}" for site in engine_sites())
 
 
+@_quietly
+def relations(ctx: typer.Context, incomplete: str) -> Found:
+    from specdebug.targets.relations import RELATIONS
+
+    return [(each.name, each.changes) for each in RELATIONS.values()]
+
+
 devices = _quietly(lambda ctx, incomplete: ("cpu", "cuda"))  # only torch, which is not asked, knows which there are
 plans = _quietly(lambda ctx, incomplete: PLANS)

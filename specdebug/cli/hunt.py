@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdebug.base import interrupts
+from specdebug.cli import complete
 from specdebug.cli import options as opt
 from specdebug.cli.output import note, progress, tell, workers
 from specdebug.verdict.outcome import EXIT_CODES
@@ -25,7 +26,8 @@ class HuntCommand(opt.DeviceOptions, opt.ClusterOptions, opt.ResumeOption, opt.J
     """Draw scenarios for an engine, judge each with every oracle, and make small what fails.
 
     Page sizes, trees, steps, chunks, cache hits, aborts, retraction, graph sizes, memory pressure, stops and sampling
-    are drawn from the seed. The same command goes on where it was stopped; a larger --count goes further. Of each
+    are drawn from the seed; every other scenario is also served in a way that must not matter, and the two are
+    compared (`specdebug twins`). The same command goes on where it was stopped; a larger --count goes further. Of each
     failure DIR has a scenario, a bundle that `specdebug replay` repeats, and a page to paste upstream.
 
     Exit code 0 when nothing failed, 1 when something did, 125 when nothing could be judged.
@@ -37,6 +39,11 @@ class HuntCommand(opt.DeviceOptions, opt.ClusterOptions, opt.ResumeOption, opt.J
     count: int = opt.option("Draw so many scenarios, those of before included.", default=200, min=1)
     seed: int = opt.option("Draw the scenarios from this seed; another seed draws others.", default=0, min=0)
     revert: list[str] | None = opt.revert_option("Take these fixes out of the engine, to see what a hunt makes of it.")
+    relation: list[str] | None = opt.option(
+        "Serve every scenario in one of these ways, too (repeatable); unless given, every other one in any.",
+        metavar="NAME",
+        complete=complete.relations,
+    )
     max_time: float | None = opt.option("Begin no scenario after so long.", metavar="SECONDS")
     jobs: int | None = opt.trials_at_a_time(
         "Run so many scenarios at a time; unless given, 1, on a cluster as many as it has CPUs."
@@ -51,6 +58,7 @@ class HuntCommand(opt.DeviceOptions, opt.ClusterOptions, opt.ResumeOption, opt.J
     def run(self) -> int:
         from specdebug.apps.hunt.hunting import Hunt, HuntRunner, HuntSource, hunt_state
         from specdebug.apps.hunt.record import HuntRecord
+        from specdebug.apps.twins.plan import relation_of
         from specdebug.report.hunt import HuntAnswer
         from specdebug.report.words import counted
         from specdebug.targets.registry import find_target
@@ -60,17 +68,19 @@ class HuntCommand(opt.DeviceOptions, opt.ClusterOptions, opt.ResumeOption, opt.J
         on_ray, longest, engine = self.on_ray, opt.positive(self.max_time), self.engine()
         until = float("inf") if longest is None else time.monotonic() + longest
         target, reverts = parse_target(self.target or "embedded"), opt.numbers_of(self.revert)
+        relations = tuple(relation_of(name).name for name in self.relation or ())
         find_target(target)
         library, jobs = self.library(), self.jobs or 1
-        about = {"target": str(target), "seed": self.seed, "reverts": list(reverts), **engine}
-        make = partial(HuntSource, target, self.seed, reverts, tuple(library.folders[1:]), engine)
+        about: dict[str, Any] = {"target": str(target), "seed": self.seed, "reverts": list(reverts), **engine}
+        about |= {"relations": list(relations)} if relations else {}
+        make = partial(HuntSource, target, self.seed, reverts, tuple(library.folders[1:]), engine, relations)
         state = hunt_state(target, reverts, library)
         with HuntRecord(self.output, about, state, anyway=self.resume_anyway) as record:
             if record.differs:
                 note(opt.gone_on(counted(len(record.judged), "scenario"), record.differs))
             answer = HuntAnswer(record, str(target), self.seed, self._words(), {}, {}, reverts)
             with workers(1 if on_ray else jobs) as pool:
-                runner = HuntRunner(pool, library, target, self.seed, reverts, None, engine, jobs)
+                runner = HuntRunner(pool, library, target, self.seed, reverts, None, engine, jobs, relations)
                 return self._hunt(Hunt(runner, record, partial(self._cluster, make) if on_ray else None), answer, until)
 
     def _cluster(self, make: Any) -> Any:
@@ -116,6 +126,7 @@ class HuntCommand(opt.DeviceOptions, opt.ClusterOptions, opt.ResumeOption, opt.J
         words = ["specdebug", "hunt", "-o", self.output.name or "hunt"]
         words += ["--count", str(self.count), "--seed", str(self.seed)]
         words += ["--target", self.target] if self.target else []
+        words += [word for name in self.relation or () for word in ("--relation", name)]
         words += opt.engine_words(self.engine())
         words += ["--resume-anyway"] if self.resume_anyway else []
         return shlex.join([*words, *(["--revert", ",".join(self.revert)] if self.revert else [])])

@@ -36,6 +36,7 @@ from specdebug.cli import (
     serve,
     toggles,
     triage,
+    twins,
 )
 from specdebug.cli import run as run_command
 from specdebug.cli.options import Command, enter
@@ -55,6 +56,7 @@ COMMANDS: dict[str, tuple[type[Command], dict[str, Any]]] = {
     "replay": (replay.ReplayCommand, {}),
     "compare": (compare.CompareCommand, {}),
     "diverge": (compare.DivergeCommand, {}),
+    "twins": (twins.TwinsCommand, {}),
     "bundle": (replay.BundleCommand, {}),
     "bisect": (bisect.BisectCommand, {}),
     "flake": (flake.FlakeCommand, {}),

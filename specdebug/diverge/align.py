@@ -44,6 +44,13 @@ class Difference:
     text: str = ""
 
     @property
+    def when(self) -> str:
+        """The step's number; in both arms where they differ."""
+        if self.left and self.right and self.left.step != self.right.step:
+            return f"{self.left.step}/{self.right.step}"
+        return str(self.step)
+
+    @property
     def soft(self) -> bool:
         """True if rounding could explain it."""
         return self.what == "value" and self.left is not None and self.left.descriptor.is_float

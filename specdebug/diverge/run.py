@@ -32,7 +32,8 @@ from specdebug.diverge.align import (
 from specdebug.diverge.recording import RecordedStep, read
 from specdebug.diverge.rounding import Pairs, Rounding, ValueDifference, compared, judge, next_sites
 from specdebug.scenario.grammar import OracleSpec, Scenario
-from specdebug.targets.options import OURS
+from specdebug.scenario.reworked import AGAIN
+from specdebug.targets.options import options_of
 from specdebug.targets.registry import find_target
 from specdebug.verdict.outcome import EXIT_CODES, Outcome
 from specdebug.workers.job import Job
@@ -99,6 +100,41 @@ class Divergence:
             return EXIT_CODES["unknown"]
         return 1 if self.first is not None else 0
 
+    @property
+    def words(self) -> list[str]:
+        """The answer for a person: the place, and the values there."""
+        first, seen = self.first, self.values
+        if self.interrupted:
+            return ["interrupted before both arms were through"]
+        if self.reason:
+            return [f"cannot be compared: {self.reason}"]
+        if first is None:
+            rounding = self.rounding
+            rounded = " but for rounding" if rounding.shares or rounding.parted or rounding.unseen else ""
+            return [f"nothing diverged{rounded} in {self.steps[1]} steps"]
+        who = f", request {first.owner}" if first.owner is not None else ""
+        if first.what != "value":
+            site = f" at {first.site}" if first.site else ""
+            return [f"diverged at step {first.when}{site}{who}: {first.text}"]
+        nth = first.right.nth if first.right is not None else 0
+        again = f" (call {nth + 1} of it in the step)" if nth else ""
+        where = f"diverged at step {first.when}{who}, site {first.site}{again}"
+        if seen is None:
+            return [where, "  the values could not be read again: a second run did not come to the same place"]
+        dtype = first.right.descriptor.dtype if first.right is not None else ""
+        place = f"[{', '.join(map(str, seen.index))}]" if seen.index else ""
+        more = f"; {seen.count} of its {seen.size} elements differ" if seen.size > 1 else ""
+        return [where, f"  {dtype} {place}: {seen.left!r} in the first arm, {seen.right!r} in the second{more}"]
+
+
+def second_serving(steps: Sequence[RecordedStep]) -> list[RecordedStep]:
+    """The steps of a workload's second serving, its requests by the ids that they had in the first."""
+    return [
+        dataclasses.replace(step, rids=tuple(rid.removeprefix(AGAIN) for rid in step.rids))
+        for step in steps
+        if step.rids and all(rid.startswith(AGAIN) for rid in step.rids)
+    ]
+
 
 def not_comparable(left: ArmRun, right: ArmRun) -> str:
     """Why two arms have no tensors in common, empty if they do. Raises ContentError for an engine that cannot be."""
@@ -131,7 +167,8 @@ class Diverging:
         reason = not_comparable(left, right)
         if reason:
             return Divergence(names, reason=reason)
-        alike = not apart and OURS.completed(left.options) == OURS.completed(right.options)
+        one, other = (options_of(run.target).completed(run.options) for run in self.runs)
+        alike = not apart and one == other and left.rework == right.rework
         files = [self.folder / f"{number}.hashes" for number in (0, 1)]
         runs = [
             recorded(run, f"{number}: {run.arm}", folder=str(self.folder), hashes=str(file), beside_ours=apart)
@@ -142,6 +179,8 @@ class Diverging:
         if interrupted:
             return Divergence(names, outcomes, interrupted=True)
         streams = [read(file) if file.exists() else [] for file in files]
+        if right.rework == "again":
+            streams[1] = second_serving(streams[1])
         answer = Divergence(names, outcomes, alike, (len(streams[0]), len(streams[1])))
         for name, outcome, stream in zip(names, outcomes, streams, strict=True):
             if outcome.unavailable or not stream:

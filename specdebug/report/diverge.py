@@ -15,9 +15,9 @@ from specdebug.report.words import not_engine_code
 def divergence_report(scenario: str, answer: Divergence) -> Report:
     """The answer, what differs right after, and the circumstances."""
     title = f"{scenario}: {' against '.join(answer.names)}"
-    told = _answer(answer)
+    told = answer.words
     after = (
-        Column("step", "key", _step),
+        Column("step", "key", lambda one: one.when),
         Column("site", "key", lambda one: one.site or one.what),
         Column("request", "key", lambda one: one.owner or "batch"),
         Column("what differs", "prose", lambda one: one.text or one.what),
@@ -48,14 +48,14 @@ def _document(scenario: str, answer: Divergence) -> dict[str, Any]:
         "comparable": not answer.reason,
         **plain(answer, "reason interrupted alike steps"),
         "diverged": answer.first is not None,
-        "first": answer.first and _difference(answer.first),
+        "first": answer.first and difference_document(answer.first),
         "values": None if answer.values is None else answer.values.to_dict(),
-        "after": [_difference(each) for each in answer.after],
+        "after": [difference_document(each) for each in answer.after],
         "rounding": {
             **plain(rounding, "shares widest"),
-            "first": rounding.first and _difference(rounding.first),
-            "parted": [_difference(each) for each in rounding.parted],
-            "unseen": [_difference(each) for each in rounding.unseen],
+            "first": rounding.first and difference_document(rounding.first),
+            "parted": [difference_document(each) for each in rounding.parted],
+            "unseen": [difference_document(each) for each in rounding.unseen],
         },
         "rescheduled": answer.rescheduled,
         "looked": looked
@@ -69,7 +69,7 @@ def _document(scenario: str, answer: Divergence) -> dict[str, Any]:
     }
 
 
-def _difference(found: Difference) -> dict[str, Any]:
+def difference_document(found: Difference) -> dict[str, Any]:
     part = found.right or found.left
     return {
         "what": found.what,
@@ -83,31 +83,6 @@ def _difference(found: Difference) -> dict[str, Any]:
     }
 
 
-def _answer(answer: Divergence) -> list[str]:
-    first, seen = answer.first, answer.values
-    if answer.interrupted:
-        return ["interrupted before both arms were through"]
-    if answer.reason:
-        return [f"cannot be compared: {answer.reason}"]
-    if first is None:
-        rounding = answer.rounding
-        rounded = " but for rounding" if rounding.shares or rounding.parted or rounding.unseen else ""
-        return [f"nothing diverged{rounded} in {answer.steps[1]} steps"]
-    who = f", request {first.owner}" if first.owner is not None else ""
-    if first.what != "value":
-        site = f" at {first.site}" if first.site else ""
-        return [f"diverged at step {_step(first)}{site}{who}: {first.text}"]
-    nth = first.right.nth if first.right is not None else 0
-    again = f" (call {nth + 1} of it in the step)" if nth else ""
-    where = f"diverged at step {_step(first)}{who}, site {first.site}{again}"
-    if seen is None:
-        return [where, "  the values could not be read again: a second run did not come to the same place"]
-    dtype = first.right.descriptor.dtype if first.right is not None else ""
-    place = f"[{', '.join(map(str, seen.index))}]" if seen.index else ""
-    more = f"; {seen.count} of its {seen.size} elements differ" if seen.size > 1 else ""
-    return [where, f"  {dtype} {place}: {seen.left!r} in the first arm, {seen.right!r} in the second{more}"]
-
-
 def _circumstances(answer: Divergence) -> Iterator[str]:
     if answer.reason or answer.interrupted:
         return
@@ -115,14 +90,14 @@ def _circumstances(answer: Divergence) -> Iterator[str]:
     if (first := rounding.first) is not None:
         yield (
             f"rounding, and not counted: {rounding.shares} tensors differ by at most {rounding.widest:.1e} of a row's "
-            f"largest value, from step {_step(first)}, {first.site}, on"
+            f"largest value, from step {first.when}, {first.site}, on"
         )
     for each in rounding.parted:
         why = f"at {each.site} the arms chose otherwise, each rightly by its own numbers, which differ by rounding"
-        yield f"{each.owner} is compared up to step {_step(each)} only: {why}"
+        yield f"{each.owner} is compared up to step {each.when} only: {why}"
     for each in rounding.unseen:
         why = f"drafts differ ({each.site}), perhaps by rounding, for what one arm chose them from is not shown"
-        yield f"{each.owner} is compared up to step {_step(each)} only: {why}"
+        yield f"{each.owner} is compared up to step {each.when} only: {why}"
     yield from () if looked is None else _compared(looked)
     if looked is not None and looked.what == "arms" and answer.rescheduled is not None:
         yield (
@@ -148,10 +123,3 @@ def _compared(looked: Looked) -> Iterator[str]:
         yield f"tensors not compared, where a worker rightly has other rows: {count} at {where}"
     yield from (f"{rid} was not compared: it {why}" for rid, why in looked.alone.items())
     yield from (f"{rid} was compared up to a step only: it {why}" for rid, why in looked.left_out.items())
-
-
-def _step(found: Difference) -> str:
-    """The step's number; in both arms where they differ."""
-    if found.left and found.right and found.left.step != found.right.step:
-        return f"{found.left.step}/{found.right.step}"
-    return str(found.step)

@@ -15,6 +15,7 @@ from specdebug.apps.hunt.record import HuntRecord, Judged
 from specdebug.report.parts import Column, Line, Report, lines, table
 from specdebug.report.words import NOT_ENGINE_CODE, counted, replaced, without_local_paths
 from specdebug.targets.installs.release import ENGINES
+from specdebug.verdict.twins import TWIN
 
 FOUND = (
     Column("signature", "key", lambda found: found[0]),
@@ -59,13 +60,16 @@ class HuntAnswer:
         record = self.record
         counts = ", ".join(f"{count} {word}" for name, word in _VERDICTS.items() if (count := record.count(name)))
         tokens = sum(one.tokens for one in record.judged.values())
+        twins = sum(bool(one.twin) for one in record.judged.values())
+        counts += f"; {twins} held against a twin" if twins else ""
         cut, scenarios = "interrupted; " if self.interrupted else "", counted(len(record.judged), "scenario")
         return f"{cut}{scenarios} on {self.target}, {tokens} tokens: {counts or 'none was run'}"
 
-    def replay(self, file: Path, arm: str = ARM) -> str:
-        """The command that runs a scenario as the hunt did."""
-        reverts = ["--revert", ",".join(map(str, self.reverts))] if self.reverts else []
-        return f"specdebug replay {shlex.join([file.name, '--arm', arm, '--target', self.target, *reverts])}"
+    def replay(self, signature: str, arm: str = ARM) -> str:
+        """The command that runs the scenario of a failure as the hunt did."""
+        words = [self.file_of(signature).name, "--arm", arm, "--target", self.target]
+        words += ["--revert", ",".join(map(str, self.reverts))] if self.reverts else []
+        return f"specdebug {'twins' if signature.startswith(TWIN) else 'replay'} {shlex.join(words)}"
 
     def file_of(self, signature: str) -> Path:
         """The scenario to show of a failure: the small one, if there is one."""
@@ -109,7 +113,7 @@ def next_step(answer: HuntAnswer) -> str:
         return f"{answer.words}   # goes on"
     if record.findings:
         first = max(record.findings, key=lambda one: len(record.findings[one]))
-        return f"specdebug replay {answer.file_of(first)}"
+        return f"specdebug {'twins' if first.startswith(TWIN) else 'replay'} {answer.file_of(first)}"
     if not record.count("pass"):
         first_one = f"{record.folder}/{min(record.judged, default=0):05d}.yaml"
         return f"specdebug replay {first_one}   # why nothing could be judged"
@@ -127,6 +131,7 @@ def _document(answer: HuntAnswer, code: int) -> dict[str, Any]:
         "next": next_step(answer),
         "not_engine_code": record.not_engine_code,
         "searched": len(record.judged),
+        "twins": sum(bool(one.twin) for one in record.judged.values()),
         "verdicts": {name: record.count(name) for name in _VERDICTS},
         "findings": [
             {
@@ -150,7 +155,7 @@ def hunt_page(answer: HuntAnswer) -> str:
     for signature, ones in answer.ranked:
         numbers = ", ".join(str(one.number) for one in ones[:SHOWN]) + (", ..." if len(ones) > SHOWN else "")
         told += [f"## {signature}", "", f"{len(ones)} of {len(record.judged)} scenarios: {numbers}.", ""]
-        told += [f"> {' '.join(ones[0].detail.split())}", "", f"    {answer.replay(answer.file_of(signature))}", ""]
+        told += [f"> {' '.join(ones[0].detail.split())}", "", f"    {answer.replay(signature)}", ""]
         told += [f"To paste upstream: {answer.issue_of(signature).name}.", ""]
     if not record.findings:
         told += ["Nothing failed.", ""]
@@ -173,7 +178,7 @@ def issue_page(answer: HuntAnswer, signature: str) -> str:
     drawn = counted(len(answer.record.judged), "scenario")
     head = [f"# {signature} on {answer.target}", "", *_what(seen, ones[0].detail), ""]
     head += [f"{len(ones)} of {drawn} that were drawn at random failed so.", ""]
-    if seen is not None and not seen.bundle:
+    if seen is not None and not seen.found:
         head += [f"Its first scenario did not fail so again in {counted(seen.runs, 'run')}: it depends on chance.", ""]
     head += ["## Versions", ""]
     if seen is None or not seen.versions:
@@ -181,7 +186,7 @@ def issue_page(answer: HuntAnswer, signature: str) -> str:
     else:
         rows = [f"| {name} | {version} |" for name, version in seen.versions]
         head += ["| what | version |", "|---|---|", *rows, ""]
-    parts = [without_local_paths("\n".join([*head, *_replaced_whole(answer), *_repeat(answer, seen, file)]))]
+    parts = [without_local_paths("\n".join([*head, *_replaced_whole(answer), *_repeat(answer, seen, signature)]))]
     text = file.read_text(encoding="utf-8").rstrip() if file.exists() else f"# {file.name} is not there any more"
     parts += ["## The scenario", "", *_code([text], "yaml"), ""]
     if seen is not None and seen.log:
@@ -206,11 +211,12 @@ def _what(seen: SeenFailure | None, detail: str) -> Iterator[str]:
         yield f"- and {more} more"
 
 
-def _repeat(answer: HuntAnswer, seen: SeenFailure | None, file: Path) -> Iterator[str]:
+def _repeat(answer: HuntAnswer, seen: SeenFailure | None, signature: str) -> Iterator[str]:
     """The commands that show it again, from an empty machine on."""
+    file = answer.file_of(signature)
     words = [f"pip install specdebug=={__version__}"]
     words += [f"specdebug engines install {answer.target}"] if answer.target.partition("==")[0] in ENGINES else []
-    words.append(answer.replay(file, seen.arm if seen is not None and seen.arm else ARM))
+    words.append(answer.replay(signature, seen.arm if seen is not None and seen.arm else ARM))
     yield from ("## To see it", "", f"With the scenario below as `{file.name}`:", "", *_code(words), "")
     if seen is not None and seen.bundle:
         bundle = f"`specdebug replay {seen.bundle}`"

@@ -190,7 +190,11 @@ class _Arm(SessionRun):
             self._injector = Injector(faults, seed, self._sink, stream)
             self._injector.attach(session.inside)
         limit, driver = scenario.limits.max_steps, WorkloadDriver(workload)
-        return RunLoop(session, driver, self._sink, judge, max_steps=limit, decode=decode), judge
+        logprobs = self._payload["logprobs"] and "logprobs" in session.shows
+        if logprobs:
+            session.want_logprobs()
+        how = {"logprobs": logprobs, "set_back": self._payload["set_back"]}
+        return RunLoop(session, driver, self._sink, judge, max_steps=limit, decode=decode, **how), judge
 
     def _judge(self, scenario: Scenario, asked: Asked, decode: Decode, session: Session) -> Judge:
         """The oracles, with a reference model only if something is to be compared with it."""

@@ -95,7 +95,8 @@ class Stopped(Exception):
 
 @dataclass(eq=False)
 class RunLoop:
-    """One session, one workload, one sink."""
+    """One session, one workload, one sink. ``logprobs``: those of each request are told at its end. ``set_back``: a
+    request is set back once."""
 
     session: Session
     driver: WorkloadDriver
@@ -104,6 +105,8 @@ class RunLoop:
     _: KW_ONLY
     max_steps: int
     decode: Callable[[Sequence[int]], str]
+    logprobs: bool = False
+    set_back: bool = False
 
     def __post_init__(self) -> None:
         self._step = self._idle = 0
@@ -149,6 +152,9 @@ class RunLoop:
             if not self.session.has_work and self.driver.exhausted:
                 self.judge.on(AllServed(tuple(self.arrived)))
                 return
+            if self.set_back and (rids := self.session.set_back()):
+                self.set_back = False
+                self.sink.emit("set_back", rids=list(rids))
             if by_step or self.session.has_work:
                 self._one_step()
             else:
@@ -279,7 +285,8 @@ class RunLoop:
         request = self.session.request(rid)
         self._finished[rid] = list(request.output_ids)
         reason = request.finish_reason or "abort"
-        self.sink.emit("request", rid=rid, finish_reason=reason, text=self.decode(request.output_ids))
+        told = {"logprobs": list(self.session.logprobs(rid))} if self.logprobs else {}
+        self.sink.emit("request", rid=rid, finish_reason=reason, text=self.decode(request.output_ids), **told)
 
     def note(self, text: str) -> None:
         """Tell a sentence on the run, whatever its verdict."""

@@ -126,6 +126,7 @@ def run_cold(payload: Mapping[str, Any], sink: PipeSink) -> None:
 def with_workload(payload: Mapping[str, Any], sink: Sink) -> dict[str, Any] | None:
     """The payload of an ordinary arm, its requests planned; None, and a usage event, when they cannot be. Imports
     nothing of the engine: a worker that has started over must find it not yet imported."""
+    from specdebug.scenario.reworked import reworked
     from specdebug.scenario.text import load_tokenizer
     from specdebug.scenario.workload import expand
 
@@ -135,4 +136,4 @@ def with_workload(payload: Mapping[str, Any], sink: Sink) -> dict[str, Any] | No
     except SpecDebugError as error:
         sink.emit("usage", message=str(error))
         return None
-    return {**payload, "workload": pickle.dumps(workload)}
+    return {**payload, "workload": pickle.dumps(reworked(payload["rework"], workload))}

@@ -88,6 +88,7 @@ def _problems(scenario: Scenario, known: KnownNames | None, broken: _Broken) -> 
         yield from _wrong_reverts(scenario, known)
     yield from _wrong_expectations(scenario, broken)
     yield from _wrong_target_ranges(scenario)
+    yield from _wrong_twins(scenario, broken)
     for arm in scenario.arms:
         if broken.within("arms", arm, "engine") or broken.within("engine"):
             continue
@@ -269,6 +270,7 @@ def _wrong_reverts(scenario: Scenario, known: KnownNames) -> Iterator[ContentErr
 def _wrong_target_ranges(scenario: Scenario) -> Iterator[ContentError]:
     """Of what a scenario says of other targets than its own, the names that no target has."""
     tables: dict[KeyPath, Collection[str]] = {("not_on",): scenario.not_on, ("expect_on",): scenario.expect_on}
+    tables[("twins", "broken_on")] = scenario.twins.broken_on
     tables |= {("arms", name, "not_on"): arm.not_on for name, arm in scenario.arms.items()}
     for path, names in tables.items():
         for name in names:
@@ -295,6 +297,16 @@ def _wrong_expectations(scenario: Scenario, broken: _Broken) -> Iterator[Content
             if of_group and not fnmatch.filter(groups, site):
                 hint = did_you_mean(site, groups)
                 yield ContentError(f"signature accept-drop@ has no group '{one_line(site, 60)}'{hint}", where)
+
+
+def _wrong_twins(scenario: Scenario, broken: _Broken) -> Iterator[ContentError]:
+    tables: dict[tuple[str, ...], Collection[str]] = {("twins", "broken"): scenario.twins.broken}
+    tables |= {("twins", "broken_on", name): arms for name, arms in scenario.twins.broken_on.items()}
+    for path, names in tables.items():
+        for arm in names if not broken.within(*path) and ("arms",) not in broken else ():
+            if arm not in scenario.arms:
+                message = f"{path[1]} names no arm '{one_line(arm, 60)}'{did_you_mean(arm, scenario.arms)}"
+                yield ContentError(message, scenario.where_key(*path, arm))
 
 
 def check_faults(scenario: Scenario, arm: str) -> None:

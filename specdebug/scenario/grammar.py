@@ -44,6 +44,7 @@ from specdebug.faults.model import Fault
 from specdebug.scenario.elsewhere import ENGINE, FAULT
 from specdebug.scenario.target_ranges import TARGET_RANGE, said_of
 from specdebug.targets.registry import find_target
+from specdebug.targets.relations import RELATIONS
 from specdebug.targets.settings import TARGET, LaunchedServer, TargetChoice, parse_target, ready_within
 from specdebug.verdict.outcome import Verdict
 from specdebug.verdict.signatures import SHAPE, complaint, stated
@@ -418,6 +419,27 @@ class Expectation(Part):
         return verdict == self.verdict and (not self.signatures or stated(self.signatures, signature, seen))
 
 
+RELATION_NAMES = list_of(choice(*RELATIONS), noun="relation", unique=True)
+
+
+@dataclass(frozen=True)
+class TwinSpec(Part):
+    """Ways to serve the same requests that must not matter, for `specdebug twins` (`docs/twins.md`)."""
+
+    relations: Annotated[
+        tuple[str, ...], RELATION_NAMES, "those that are tried", Key(default="all but `release` that have a meaning")
+    ] = ()
+    broken: Annotated[
+        dict[str, tuple[str, ...]], map_of(RELATION_NAMES, "arm"), "by arm, those that must not hold, which are tried"
+    ] = field(default_factory=dict)
+    broken_on: Annotated[
+        dict[str, dict[str, tuple[str, ...]]],
+        map_of(map_of(RELATION_NAMES, "arm"), "target", TARGET_RANGE, at_most=64),
+        "the same on other targets, in the place of `broken`",
+    ] = field(default_factory=dict)
+    logprobs: Annotated[bool, FLAG, "false: log probabilities are not asked for, where an engine has none"] = True
+
+
 @dataclass(frozen=True)
 class Scenario(Part):
     """A scenario file, checked. ``arms`` is never empty and keeps the file's order; ``expect`` has every arm.
@@ -459,6 +481,7 @@ class Scenario(Part):
         map_of(map_of(nested(Expectation), "arm"), "target", TARGET_RANGE, at_most=64),
         "of such targets, what an arm must come to there instead",
     ] = field(default_factory=dict)
+    twins: Annotated[TwinSpec, nested(TwinSpec), "ways to serve it that must not matter"] = TwinSpec()
     path: Path = Path("<scenario>")
     overrides: dict[str, Any] = field(default_factory=dict)
     source: Doc | None = field(default=None, compare=False, repr=False)
@@ -520,6 +543,11 @@ class Scenario(Part):
         """What an arm must come to on its target; None where nothing was said of the arm."""
         there = {name: arms[arm] for name, arms in self.expect_on.items() if arm in arms}
         return said_of(there, self.target_of(arm)) or self.expect.get(arm)
+
+    def broken_twins(self, arm: str) -> tuple[str, ...]:
+        """The relations that must not hold of an arm on its target."""
+        there = said_of(self.twins.broken_on, self.target_of(arm))
+        return (self.twins.broken if there is None else there).get(arm, ())
 
     def faults_of(self, arm: str) -> tuple[Fault, ...]:
         """The faults injected in an arm, in the order in which they are numbered."""

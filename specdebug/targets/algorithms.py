@@ -27,6 +27,7 @@ class ForeignAlgorithm:
         unsaid: flags of the command line, as parameters, that it has not.
         renamed: flags that are other ones there.
         hides: abilities that its session lacks.
+        remembers: what it drafts depends on the texts that were served before, which a thread of its own takes in.
     """
 
     draft: Draft
@@ -34,6 +35,7 @@ class ForeignAlgorithm:
     unsaid: frozenset[str] = frozenset()
     renamed: tuple[tuple[str, str], ...] = ()
     hides: frozenset[Ability] = _DRAFTS
+    remembers: bool = False
 
     @property
     def has_model(self) -> bool:
@@ -43,7 +45,9 @@ class ForeignAlgorithm:
 _BLOCK = ForeignAlgorithm("block", only_chains=True, unsaid=frozenset({_STEPS, _TOPK}))
 SGLANG: Mapping[str, ForeignAlgorithm] = {
     "STANDALONE": ForeignAlgorithm("model"),
-    "NGRAM": ForeignAlgorithm("none", renamed=(("--speculative-eagle-topk", "--speculative-ngram-max-bfs-breadth"),)),
+    "NGRAM": ForeignAlgorithm(
+        "none", renamed=(("--speculative-eagle-topk", "--speculative-ngram-max-bfs-breadth"),), remembers=True
+    ),
     "DFLASH": _BLOCK,
     "DSPARK": _BLOCK,
     "NEXTN": ForeignAlgorithm("head", hides=frozenset()),
@@ -69,6 +73,12 @@ def hidden_by(options: Mapping[str, Any]) -> frozenset[Ability]:
     """The abilities that a session of these options lacks. Chains that change their lengths fit no look at trees."""
     _, foreign, adapts = foreign_in(options)
     return _DRAFTS if adapts else frozenset() if foreign is None else foreign.hides
+
+
+def drafts_by_history(options: Mapping[str, Any]) -> bool:
+    """Return True if accept lengths of a request depend on which others were served, and when."""
+    _, foreign, adapts = foreign_in(options)
+    return adapts or (foreign is not None and foreign.remembers)
 
 
 def refuse_foreign(options: Mapping[str, Any]) -> None:

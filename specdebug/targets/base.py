@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from specdebug.base.abilities import SHOWN, Ability
 from specdebug.events import Observers, Stepped
+from specdebug.targets.relations import NoTwin, Relation, Twin
 from specdebug.targets.requests import Lost, RequestView, Sampling
 
 if TYPE_CHECKING:
@@ -230,6 +231,19 @@ class Session(ABC):
         """Forget every cached prefix that no request reads."""
         raise self._hidden("cache_flush")
 
+    def want_logprobs(self) -> None:
+        """Keep the log probabilities of requests that are added from now on."""
+        raise self._hidden("logprobs")
+
+    def logprobs(self, rid: str) -> Sequence[float]:
+        """Those of a request's output so far, a number a token."""
+        raise self._hidden("logprobs")
+
+    def set_back(self) -> Sequence[str]:
+        """Between two steps: once requests run beside each other and have output, have some wait again; those that do,
+        none so far."""
+        raise self._hidden("set_back")
+
     def check_pools(self) -> Sequence[str]:
         """Violated conservation laws of the memory pools, each ``law: what``."""
         raise self._hidden("pools")
@@ -303,6 +317,21 @@ class Target(ABC):
         """The patches that revert these fixes in its engine, by number; under 0 those of no fix. ``content``: folders
         of content beside what is shipped. Raises SpecDebugError."""
         return {toggle.pr: toggle.patches for toggle in toggles}
+
+    def twin(self, relation: Relation, options: Mapping[str, Any], prompt: int) -> Twin:
+        """How an arm of these options is served in another way (``targets/relations.py``). ``prompt``: tokens of its
+        longest prompt. Raises NoTwin where it cannot be."""
+        shows = self.traits.shows
+        needs = {"cold": ("steps", "cache_flush"), "retracted": ("steps", "set_back")}
+        if relation.of in ("engine", "model"):
+            raise NoTwin(f"target {self.traits.name} does not say how")
+        if lacking := [each for each in needs.get(relation.name, ("steps",)) if each not in shows]:
+            raise NoTwin(f"target {self.traits.name} cannot show {SHOWN[lacking[0]]}")
+        return Twin()
+
+    def forks(self, options: Mapping[str, Any]) -> bool:
+        """Return True if a process with an engine of these options can be forked: it has no thread of the engine's."""
+        return True
 
     def warm(self, options: Mapping[str, Any]) -> None:  # noqa: B027 - a server loads its own
         """Load what sessions of these options, here or in a fork, can share. Raises SpecDebugError."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from specdebug import kernel_memory
 from specdebug.base.abilities import DEFAULT, OF_SERVERS, SHOWN, Ability
 from specdebug.events import Stepped
 from specdebug.targets.base import Asked, Opening, Session, Target, Traits
+from specdebug.targets.relations import NoTwin, Relation, Twin, option_twin, said
 from specdebug.targets.requests import RequestView, Sampling
 
 if TYPE_CHECKING:
@@ -20,7 +21,13 @@ if TYPE_CHECKING:
     from specdebug.engine.memory.arena import GuardViolation
     from specdebug.engine.textbook.request import Request
     from specdebug.targets.base import StoredDrafts
+    from specdebug.targets.logprobs import LogprobRecorder
 
+NONE_HERE = {
+    "release": "this package has one release of its engine",
+    "runner": "it has one model runner",
+}
+"""Relations that have no meaning for it, and why."""
 EVERYTHING: frozenset[Ability] = frozenset(SHOWN) - OF_SERVERS
 
 _models: dict[tuple[Any, ...], Any] = {}
@@ -44,6 +51,27 @@ class EmbeddedTarget(Target):
         from specdebug.targets.options import OURS
 
         return OURS.asked(options)
+
+    def twin(self, relation: Relation, options: Mapping[str, Any], prompt: int) -> Twin:
+        from specdebug.targets.options import OURS
+
+        if relation.name in NONE_HERE:
+            raise NoTwin(NONE_HERE[relation.name])
+        # A request's coins are drawn from a generator of its own, named by its id and the run's seed.
+        coins = relation.name not in ("again", "overlap", "plain", "reference", "retracted")
+        whole = OURS.completed(options)
+        over = option_twin(relation.name, whole, prompt, OURS.space)
+        if relation.name == "overlap":
+            spec = whole["speculative"]
+            if spec is None or spec["worker"] == "v1":
+                raise NoTwin("nothing of it runs ahead: it has no drafts, or drafts by the worker v1")
+            over = {"speculative": {"worker": "v1"}}
+        if relation.name == "reference":
+            return Twin("the dense model of this package")
+        made = Twin(said(whole, over), over) if over is not None else super().twin(relation, options, prompt)
+        # What is cached decides how well a hit drafts whose draft KV is left at zeros.
+        zeros = (whole["speculative"] or {}).get("draft_kv_on_hit") == "zero_fill"
+        return replace(made, coins=coins, unlike=("accept lengths",) if zeros else ())
 
     def warm(self, options: Mapping[str, Any]) -> None:
         from specdebug.engine.textbook.engine import load_models
@@ -104,6 +132,7 @@ class EmbeddedSession(Session):
     """The engine, serving."""
 
     shows: frozenset[Ability] = EVERYTHING
+    _logprobs: LogprobRecorder | None = None
 
     def __init__(self, engine: Engine, asked: Asked, forget: Callable[[], None] = lambda: None) -> None:
         """``forget`` ends what was begun to listen to."""
@@ -131,12 +160,18 @@ class EmbeddedSession(Session):
 
         own = SamplingParams(**{each.name: getattr(sampling, each.name) for each in fields(SamplingParams)})
         self.inside.add_request(rid, list(prompt_ids), own, speculative=speculative)
+        if self._logprobs is not None:
+            self._logprobs.want(rid, {"top": 0, "ids": [], "start": None})
 
     def abort(self, rid: str) -> None:
         self.inside.abort(rid)
 
     def advance(self) -> Stepped:
-        return self.inside.step()
+        report = self.inside.step()
+        if self._logprobs is not None:
+            for rid, told in self._logprobs.take(report.emitted).items():
+                self._told.setdefault(rid, []).extend(own for own, _, _ in told["output"])
+        return report
 
     def request(self, rid: str) -> RequestView:
         return self.inside.requests[rid]
@@ -179,6 +214,18 @@ class EmbeddedSession(Session):
 
     def flush_cache(self) -> None:
         self.inside.flush_cache()
+
+    def want_logprobs(self) -> None:
+        from specdebug.targets.logprobs import LogprobRecorder
+
+        self._logprobs, self._told = LogprobRecorder(self.inside), dict[str, list[float]]()
+
+    def logprobs(self, rid: str) -> Sequence[float]:
+        return self._told.get(rid, [])
+
+    def set_back(self) -> Sequence[str]:
+        running = [each.rid for each in self.inside.view.scheduler.running if each.output_ids]
+        return running[-1:] if len(running) > 1 and self.inside.put_back(running[-1]) else ()
 
     def check_pools(self) -> Sequence[str]:
         from specdebug.targets.laws import broken_laws

@@ -9,7 +9,9 @@ import json
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import specdebug
@@ -19,9 +21,11 @@ from specdebug.patching import Patch
 from specdebug.patching.toggles import Toggle, load_registry
 from specdebug.targets.base import Asked, Opening, OverThere, Target
 from specdebug.targets.installs.fit import Mends, mends_of, patches_of
-from specdebug.targets.installs.store import Installed, find_installed, store_folder
+from specdebug.targets.installs.release import order
+from specdebug.targets.installs.store import Installed, find_installed, look, store_folder
 from specdebug.targets.installs.trees import laid_over
-from specdebug.targets.options import options_of
+from specdebug.targets.options import SPACES, options_of
+from specdebug.targets.relations import NoTwin, Relation, Twin, option_twin, said
 from specdebug.targets.settings import ReleasedEngine
 from specdebug.workers.machine_failure import blamed
 
@@ -86,8 +90,38 @@ def remade(path: Path, config: dict[str, Any], below: Path, weights: Callable[[P
 class InstalledTarget(Target):
     """A release of an engine. A class that derives from it maps the options (:meth:`notes`) and opens sessions."""
 
+    coins: frozenset[str] = frozenset()
+    """Relations under which a sampled request draws the same coins."""
+    no_twins: Mapping[str, str] = MappingProxyType({})
+    """Relations that have no meaning for it, and why."""
+
     def __init__(self, settings: ReleasedEngine) -> None:
         self._settings: ReleasedEngine = settings
+
+    def twin(self, relation: Relation, options: Mapping[str, Any], prompt: int) -> Twin:
+        name = relation.name
+        if name in self.no_twins:
+            raise NoTwin(self.no_twins[name])
+        if name == "reference":
+            return Twin("the model of transformers in its environment")
+        if name == "release":
+            here = self.installed()
+            store = store_folder(None if self._settings.store is None else Path(self._settings.store))
+            like = [each for each in look(store)[0] if (each.engine, each.device) == (here.engine, here.device)]
+            others = [each for each in like if each.version != here.version and each.complete and not each.gone]
+            older = [each for each in others if order(each.version) < order(here.version)]
+            if not others:
+                raise NoTwin(f"beside {here.release} no other release of {here.engine} is installed")
+            other = (older or others[::-1])[0].release
+            return Twin(f"{other}", target=replace(self._settings, release=str(other)))
+        whole = options_of(self._settings).completed(options)
+        over = self.options_of_twin(name, whole, prompt)
+        found = super().twin(relation, options, prompt) if over is None else Twin(said(whole, over), over)
+        return replace(found, coins=name in self.coins)
+
+    def options_of_twin(self, relation: str, options: Mapping[str, Any], prompt: int) -> dict[str, Any] | None:
+        """As ``relations.option_twin``."""
+        return option_twin(relation, options, prompt, SPACES[self._settings.kind])
 
     @abstractmethod
     def notes(self, options: Mapping[str, Any], here: Installed) -> tuple[str, ...]:

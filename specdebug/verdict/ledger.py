@@ -58,6 +58,8 @@ class _Request:
     accept_lengths: list[int] = field(default_factory=list)
     cold_accept_lengths: tuple[int, ...] | None = None
     ties: list[Tie] = field(default_factory=list)
+    retractions: int = 0
+    logprobs: list[float] = field(default_factory=list)
 
     def result(self) -> RequestResult:
         lists = {name: tuple(value) for name, value in vars(self).items() if isinstance(value, list)}
@@ -148,7 +150,11 @@ class Ledger:
             case "request":
                 request = self._requests[facts["rid"]]
                 request.text, request.finish_reason = facts["text"], facts["finish_reason"]
+                request.logprobs = list(facts.get("logprobs", ()))
                 self._ways.pop(facts["rid"], None)
+            case "set_back":
+                for rid in facts["rids"]:
+                    self._requests[rid].retractions += 1
             case "tie":
                 self._requests[facts.pop("rid")].ties.append(Tie(**facts))
             case "cold":
@@ -382,6 +388,8 @@ class Ledger:
             self._requests[rid].accept_lengths.extend(lengths)
         for rid, cached in event["cached"].items():
             self._requests[rid].cached_tokens = cached
+        for rid in event["retracted"]:
+            self._requests[rid].retractions += 1
         for rid, way in self._ways.items():
             way.again = way.again or rid in event["retracted"]
             if rid in event["rids"]:

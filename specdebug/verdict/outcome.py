@@ -86,7 +86,8 @@ class Tie:
 
 @dataclass(frozen=True)
 class RequestResult:
-    """One request as far as it came. Accept lengths count the bonus token, one entry a verify."""
+    """One request as far as it came. Accept lengths count the bonus token, one entry a verify. ``logprobs``: log
+    probabilities of its tokens, where they were asked for."""
 
     rid: str
     group: str
@@ -98,6 +99,8 @@ class RequestResult:
     accept_lengths: tuple[int, ...] = ()
     cold_accept_lengths: tuple[int, ...] | None = None
     ties: tuple[Tie, ...] = ()
+    retractions: int = 0
+    logprobs: tuple[float, ...] = ()
 
     @property
     def accept_mean(self) -> float | None:
@@ -236,6 +239,8 @@ class Outcome:
         for request, plain in zip(self.requests, data["requests"], strict=True):
             plain["accept_mean"] = request.accept_mean
             plain["cold_accept_mean"] = request.cold_accept_mean
+            if not request.logprobs:
+                del plain["logprobs"]
         if self.located is not None:
             data["located"]["from"] = data["located"].pop("seen")
         return data
@@ -277,7 +282,7 @@ def _tuples(data: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _request(data: Mapping[str, Any]) -> RequestResult:
-    fields = _tuples(data, "output_ids", "accept_lengths", "cold_accept_lengths")
+    fields = _tuples({"logprobs": (), **data}, "output_ids", "accept_lengths", "cold_accept_lengths", "logprobs")
     fields["ties"] = tuple(Tie(**tie) for tie in fields["ties"])
     return RequestResult(**_without(fields, "accept_mean", "cold_accept_mean"))
 

@@ -180,6 +180,15 @@ ROWS = (
         known="that it was interrupted; with one recording nothing is aligned",
     ),
     Row(
+        "twins",
+        (MINI, "--relation", "alone", "-j", "1", "--json-file", "r.json", "--junit", "j.xml"),
+        workers=1,
+        told="interrupted",
+        reported="1 hold",
+        files={"r.json": '"interrupted": true', "j.xml": 'name="fixed, alone"'},
+        known="that it was interrupted; nothing is compared",
+    ),
+    Row(
         "bundle",
         (MINI, "-o", "new.specdebug", "--json-file", "r.json"),
         workers=0,

@@ -9,6 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from specdebug.apps.triage import CandidateFix, Tried
+from specdebug.apps.twins.judge import JudgedPair
+from specdebug.apps.twins.plan import TwinPair
+from specdebug.apps.twins.run import ScenarioTwins, TwinResult
 from specdebug.base.errors import Where
 from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.loops.compare import compare
@@ -37,10 +40,14 @@ from specdebug.report.minimise import Minimisation, minimise_report
 from specdebug.report.parts import Report
 from specdebug.report.replay import replay_report
 from specdebug.report.toggles import drift_report, matrix_report, toggle_list, toggle_shown
+from specdebug.report.twins import twins_report
 from specdebug.scenario.grammar import Arm, Expectation, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.scenario.packs import ProbePack
+from specdebug.scenario.workload import Workload
 from specdebug.search.minimise import StageResult, Summary
+from specdebug.targets.relations import RELATIONS
 from specdebug.verdict.outcome import Metrics, Outcome, RequestResult, Violation
+from specdebug.verdict.twins import Compared, TokenWord, TwinBreak
 from tests.report.samples import chooser, culprit_200, sampled, searched
 
 Name = Callable[[str], str]
@@ -124,9 +131,27 @@ def _of_runs(name: Name) -> dict[str, Report]:
         "compare": compare_report(
             Replay(about, results, 2.5), compare((names[0], names[1]), (left, other), lambda ids: name(f"t{ids[0]}"))
         ),
+        "twins": twins_report([twins(name, about, reverted, left, other)]),
         "toggles verify": matrix_report(Matrix(tuple(checks), False)),
         "faults verify": faults_report(faults, 2.5),
     }
+
+
+def twins(name: Name, about: Scenario, toggles: Any, left: Outcome, right: Outcome) -> ScenarioTwins:
+    """A pair that holds, one that is broken, and one that is not compared."""
+    base = ArmRun(next(iter(about.arms)), about, next(iter(about.arms)), 0, toggles=toggles)
+    other, none = replace(base, key="twin"), Workload(())
+    pairs = [TwinPair(RELATIONS["alone"], base, other=other), TwinPair(RELATIONS["runner"], base, why_not=name("why"))]
+    broken = TwinBreak(left.requests[0].rid, "tokens", 1, 5, 9).judged(
+        TokenWord(9, 3.0, 0.1, -1.0), TokenWord(9, 0.0, 0.1, -1.0), 1e-3
+    )
+    place = Divergence((name("one"), name("two")), reason=f"they differ in {name('shape')}")
+    judged = [
+        JudgedPair(pairs[0], none, (left, right), compared=Compared([], 1, 2, 2, {name("sampled"): name("left out")})),
+        JudgedPair(pairs[0], none, (left, right), compared=Compared([broken], 1, 2), reference=name("reference")),
+        JudgedPair(pairs[1], none, why=name("why")),
+    ]
+    return ScenarioTwins(about, tuple(TwinResult(each, place if each.compared.breaks else None) for each in judged))
 
 
 def _of_listings(name: Name) -> dict[str, Report]:

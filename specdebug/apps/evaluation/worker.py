@@ -163,8 +163,8 @@ class SessionAsker(Asker):
     """Asks a session in this process; prompts are encoded by the target's own tokenizer."""
 
     def __init__(self, session: Session, model: str, max_new_tokens: int, *, odds: bool) -> None:
-        from specdebug.apps.serve.logprobs import LogprobRecorder
         from specdebug.apps.serve.text import ModelText
+        from specdebug.targets.logprobs import LogprobRecorder
 
         if odds and session.inside is None:
             raise SpecDebugError("this target tells no log probabilities; ask by generation")

@@ -20,6 +20,10 @@ from specdebug import __version__
 from specdebug.apps.hunt.draw import ARM
 from specdebug.apps.hunt.hunting import Hunt
 from specdebug.apps.hunt.record import Judged
+from specdebug.apps.twins.plan import plan_twins
+from specdebug.apps.twins.run import TwinRunner
+from specdebug.apps.twins.shrunk import TwinSource
+from specdebug.apps.twins.words import break_text
 from specdebug.base.errors import ContentError
 from specdebug.base.files import read_file
 from specdebug.base.trial import trial_seed
@@ -38,8 +42,10 @@ from specdebug.targets.installs.steps import look_into
 from specdebug.targets.installs.store import find_installed, store_folder
 from specdebug.targets.launch.process import command_of
 from specdebug.targets.registry import find_target
+from specdebug.targets.relations import RELATIONS
 from specdebug.targets.settings import LaunchedServer, ReleasedEngine, TargetChoice
 from specdebug.targets.sglang.target import SglangTarget
+from specdebug.verdict.twins import TWIN
 
 CONFIDENCE = 0.9
 
@@ -57,7 +63,11 @@ def shrink(hunt: Hunt, one: Judged, max_trials: int) -> Path | None:
     scenario = runner.scenario(one.number).on(runner.target)
     toggles = runner.library.toggles(runner.reverts, runner.target)
     space = ScenarioSpace(scenario, ARM, tuple(toggle.pr for toggle in toggles))
-    source = ShrunkSource(space, runner.library.packs(space.start.probes), toggles, runner.jobs)
+    source: ShrunkSource
+    if one.signature.startswith(TWIN):
+        source = TwinSource(space, toggles, RELATIONS[one.twin], runner.pool, runner.library)
+    else:
+        source = ShrunkSource(space, runner.library.packs(space.start.probes), toggles, runner.jobs)
     path = hunt.record.folder / f"{one.number:05d}-small.sqlite"
     about = f"making scenario {one.number} small, which fails with {one.signature}"
     identity = f"{source.question} {one.signature}"
@@ -145,6 +155,8 @@ def gather(hunt: Hunt, signature: str, file: Path, document: Document) -> SeenFa
     kept = SeenFailure.read(path)
     if kept is not None and kept.signature == signature and (not kept.bundle or (file.parent / kept.bundle).exists()):
         return kept
+    if signature.startswith(TWIN):
+        return _gather_twin(hunt, signature, file)
     began, runner, scenario = time.monotonic(), hunt.runner, load_scenario(file)
     choices = Choices((next(iter(scenario.arms)),), runner.reverts, target=runner.target)
     (run,) = plan(scenario, choices, runner.library)
@@ -176,6 +188,32 @@ def gather(hunt: Hunt, signature: str, file: Path, document: Document) -> SeenFa
             log=log,
         )
     hunt.record.write(path.name, json.dumps(asdict(seen), indent=1) + "\n")
+    return seen
+
+
+def _gather_twin(hunt: Hunt, signature: str, file: Path) -> SeenFailure | None:
+    """The evidence for a broken twin: where its two servings part, and the first tensor of the two that differs. A
+    bundle holds one run, and so none of this."""
+    runner, scenario = hunt.runner, load_scenario(file)
+    arm, relation = next(iter(scenario.arms)), signature.removeprefix(TWIN)
+    choices = Choices((arm,), runner.reverts, target=runner.target)
+    plan = plan_twins(scenario, choices, [relation], runner.library)
+    seen = SeenFailure(file.name, signature, 0, arm=arm)
+    while not seen.found and seen.runs < RUNS:
+        twins = TwinRunner(runner.pool, runner.library)
+        ((result,),) = (each.results for each in twins.run([plan]))
+        if twins.interrupted:
+            return None
+        seen = replace(seen, runs=seen.runs + 1)
+        if result.signature == signature:
+            here = versions_here(result.judged.outcomes[0].stack)
+            seen = replace(
+                seen,
+                found=tuple((signature, None, break_text(result.judged, each)) for each in result.judged.breaks),
+                located="" if result.place is None else " ".join(result.place.words),
+                versions=tuple(_versions(plan.pairs[0].base.target, here).items()),
+            )
+    hunt.record.write(file.with_suffix(".json").name, json.dumps(asdict(seen), indent=1) + "\n")
     return seen
 
 

@@ -18,9 +18,11 @@ import yaml
 from specdebug import __version__
 from specdebug.apps.hunt.draw import ARM, TOGETHER, drawn
 from specdebug.apps.hunt.record import HuntRecord, Judged
+from specdebug.apps.twins.plan import TwinPair, as_it_is, pair_of
+from specdebug.apps.twins.run import TwinResult, TwinRunner
 from specdebug.base.assets import CHECKPOINTS
 from specdebug.base.errors import SpecDebugError
-from specdebug.base.trial import Trial, TrialResult
+from specdebug.base.trial import Trial, TrialResult, stream
 from specdebug.campaign.loops.replay import ArmResult, ArmRun, Choices, Progress, RunContent, plan, run_arms
 from specdebug.campaign.loops.warm import KeptServers
 from specdebug.campaign.preload import PRELOAD
@@ -29,8 +31,13 @@ from specdebug.campaign.trials.state import digest_of, engine_state, folder_dige
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.library import Library
 from specdebug.targets.options import options_of
+from specdebug.targets.relations import RELATIONS
 from specdebug.targets.settings import TargetChoice, engine_of
+from specdebug.verdict.twins import TWIN
 from specdebug.workers.pool import WorkerPool
+
+DRAWN = tuple(name for name in RELATIONS if name not in ("release", "runner"))
+"""Relations that are drawn: another release takes as long to build as all others together."""
 
 
 def hunt_state(target: TargetChoice, reverts: Sequence[int], library: Library) -> dict[str, str]:
@@ -52,7 +59,9 @@ def hunt_state(target: TargetChoice, reverts: Sequence[int], library: Library) -
 @dataclass
 class HuntRunner:
     """Runs drawn scenarios of ``seed`` on ``target``, ``jobs`` at a time. ``reverts``: fixes taken out of the engine,
-    to see what a hunt makes of a known failure. ``engine``: options that every engine has, whatever was drawn."""
+    to see what a hunt makes of a known failure. ``engine``: options that every engine has, whatever was drawn.
+    ``relations``: in one of these each scenario is served a second time (``apps/twins``); unless given, every other
+    scenario in one of :data:`DRAWN`."""
 
     pool: WorkerPool
     library: RunContent
@@ -62,6 +71,7 @@ class HuntRunner:
     progress: Progress | None = None
     engine: Mapping[str, str | int] = field(default_factory=dict)
     jobs: int = 1
+    relations: tuple[str, ...] = ()
     _servers: KeptServers = field(init=False)
 
     def __post_init__(self) -> None:
@@ -92,8 +102,32 @@ class HuntRunner:
                 if interrupted:
                     return every, True
             return every, False
-        ended = zip(numbers, results, strict=True)
-        return [_judged(number, result) for number, result in ended if not result.outcome.interrupted], interrupted
+        ended = [each for each in zip(numbers, results, strict=True) if not each[1].outcome.interrupted]
+        if interrupted:
+            return [_judged(number, result) for number, result in ended], True
+        return self._with_twins(ended)
+
+    def _with_twins(self, ended: Sequence[tuple[int, ArmResult]]) -> tuple[list[Judged], bool]:
+        """What became of scenarios once those that passed, and have one, were held against their twins."""
+        passed = [each for each in ended if each[1].outcome.verdict == "pass"]
+        pairs = {number: pair for number, result in passed if (pair := self.pair(number, result.run)) is not None}
+        runner = TwinRunner(self.pool, self.library, self.progress, locates=False)
+        known = {pairs[number].base.key: result.outcome for number, result in passed if number in pairs}
+        found = dict(zip(pairs, runner.results(list(pairs.values()), known), strict=True))
+        whole = [each for each in ended if each[0] not in found or not runner.interrupted]
+        return [_judged(number, result, found.get(number)) for number, result in whole], runner.interrupted
+
+    def ways(self, number: int) -> list[str]:
+        """Relations in which a scenario may be served a second time, that to be tried first first; none for every
+        other scenario, unless some are asked for."""
+        every = list(self.relations or (DRAWN if number % 2 else ()))
+        return stream(self.seed, "hunt", "twin", number).sample(every, len(every))
+
+    def pair(self, number: int, run: ArmRun) -> TwinPair | None:
+        """A scenario's run and its twin, in the first of its ways that has a meaning there; None where none has."""
+        base, workload = as_it_is(run, run.key), self.library.workload(run.scenario, run.arm, run.seed)
+        pairs = (pair_of(RELATIONS[name], base, workload, self.library) for name in self.ways(number))
+        return next((pair for pair in pairs if not pair.why_not), None)
 
     def close(self) -> None:
         """End the servers that are kept. May be called more than once."""
@@ -103,7 +137,8 @@ class HuntRunner:
         (run,) = plan(
             Scenario.from_dict(self.plain(number)), Choices((ARM,), self.reverts, target=self.target), self.library
         )
-        return self._servers.kept(dataclasses.replace(run, key=f"{number}", followed=True))
+        run = dataclasses.replace(run, key=f"{number}", logprobs=bool(self.ways(number)), followed=True)
+        return self._servers.kept(run)
 
 
 @dataclass
@@ -146,7 +181,10 @@ class Hunt:
 
     def _keep(self, one: Judged) -> None:
         if one.verdict == "fail":
-            text = yaml.safe_dump(self.runner.plain(one.number), sort_keys=False, width=110)
+            plain = self.runner.plain(one.number)
+            if one.signature.startswith(TWIN):
+                plain["twins"] = {"relations": [one.twin], "broken": {ARM: [one.twin]}}
+            text = yaml.safe_dump(plain, sort_keys=False, width=110)
             self.record.write(f"{one.number:05d}.yaml", text)
         self.record.add(one)
 
@@ -175,9 +213,9 @@ def judged_in(result: TrialResult) -> Judged:
     return Judged(**{**plain, "not_engine_code": tuple(plain["not_engine_code"])})
 
 
-def _judged(number: int, result: ArmResult) -> Judged:
+def _judged(number: int, result: ArmResult, twin: TwinResult | None = None) -> Judged:
     outcome = result.outcome
-    return Judged(
+    judged = Judged(
         number,
         str(outcome.verdict),
         outcome.signature or "",
@@ -187,6 +225,12 @@ def _judged(number: int, result: ArmResult) -> Judged:
         sum(len(request.output_ids) for request in outcome.requests),
         outcome.not_engine_code,
     )
+    if twin is None or twin.verdict == "not compared":
+        return judged
+    judged = dataclasses.replace(judged, twin=twin.pair.relation.name)
+    if twin.signature is None:
+        return judged
+    return dataclasses.replace(judged, verdict="fail", signature=twin.signature, detail=twin.words)
 
 
 class HuntSource:
@@ -195,6 +239,7 @@ class HuntSource:
     Args:
         folders: of content, beside what is shipped.
         engine: options that every engine has.
+        relations: as :class:`HuntRunner` has them.
 
     Raises ContentError where those cannot be used.
     """
@@ -210,13 +255,16 @@ class HuntSource:
         reverts: tuple[int, ...],
         folders: Sequence[Path],
         engine: Mapping[str, str | int],
+        relations: tuple[str, ...] = (),
     ) -> None:
         library = Library(folders)
         fixes = library.toggles(reverts, target)
         told = (toggle.path.read_text(encoding="utf-8") for toggle in fixes)
-        about = (__version__, platform.python_version(), str(target), str(seed), repr(sorted(engine.items())))
+        drawn_by = (str(target), str(seed), repr(sorted(engine.items())), repr(relations))
+        about = (__version__, platform.python_version(), *drawn_by)
         self.identity = digest_of("hunt", *about, *told)
-        self._runner = HuntRunner(WorkerPool(1, PRELOAD), library, target, seed, reverts, engine=engine)
+        pool = WorkerPool(1, PRELOAD)
+        self._runner = HuntRunner(pool, library, target, seed, reverts, engine=engine, relations=relations)
         self._trial: Trial | None = None
         self._started = False
 

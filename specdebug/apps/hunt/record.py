@@ -15,7 +15,7 @@ from specdebug.verdict.outcome import Verdict
 from specdebug.workers.records import LineRecord, Record, RecordError
 
 RECORD = "hunt.jsonl"
-FORMAT = 2
+FORMAT = 3
 _STATE = "state"  # its key in the first line; a line with nothing else says the state that holds from there on
 _ELSEWHERE = "name another folder with -o"
 
@@ -24,7 +24,8 @@ _ELSEWHERE = "name another folder with -o"
 class Judged:
     """A scenario that was run. ``verdict``: pass, fail, unknown, or ``refused`` where the engine cannot be asked for
     it. ``requests``: how many ended; ``tokens``: how many they emitted. ``not_engine_code``: what was not the engine's
-    own code; in a record, what was not told before of another scenario."""
+    own code; in a record, what was not told before of another scenario. ``twin``: the relation in which it was served
+    a second time, and the outputs compared; empty where it was not."""
 
     number: int
     verdict: str
@@ -34,6 +35,7 @@ class Judged:
     requests: int = 0
     tokens: int = 0
     not_engine_code: tuple[str, ...] = ()
+    twin: str = ""
 
     @classmethod
     def read(cls, item: Item) -> Judged:
@@ -48,6 +50,7 @@ class Judged:
             table["requests"].integer(low=0),
             table["tokens"].integer(low=0),
             tuple(part.text() for part in table["not_engine_code"].items()),
+            table["twin"].text(empty=True),
         )
 
 

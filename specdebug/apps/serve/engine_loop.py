@@ -97,7 +97,7 @@ class EngineLoop:
         injector: Injector,
         hits: Callable[[], Mapping[str, Mapping[str, int]]],
     ) -> None:
-        from specdebug.apps.serve.logprobs import LogprobRecorder
+        from specdebug.targets.logprobs import LogprobRecorder
 
         self._session = session
         self._engine = session.inside

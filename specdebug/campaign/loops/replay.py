@@ -28,6 +28,7 @@ from specdebug.faults.model import Fault
 from specdebug.patching.toggles import SelectionError, Toggle
 from specdebug.scenario.checks import asked_of, check_faults, engine_shape, option_error
 from specdebug.scenario.grammar import Expectation, ProbeMode, Scenario
+from specdebug.scenario.reworked import SET_BACK, reworked
 from specdebug.scenario.target_ranges import environment_of, version_of
 from specdebug.targets.base import Asked
 from specdebug.targets.options import EngineShape
@@ -201,7 +202,8 @@ class Choices:
 class ArmRun:
     """One arm to run. ``key`` names it among others; ``toggles`` are the fixes to revert, the arm's own included;
     ``keeper``: the address of the process that keeps the servers that runs start, and then lends it one; ``followed``:
-    others come after it that have its engine."""
+    others come after it that have its engine. ``rework``: how its requests are served otherwise
+    (``scenario/reworked.py``); ``logprobs``: those of its tokens are told."""
 
     key: str
     scenario: Scenario
@@ -211,6 +213,8 @@ class ArmRun:
     toggles: tuple[Toggle, ...] = ()
     expectation: Expectation | None = None
     keeper: str | None = None
+    rework: str = ""
+    logprobs: bool = False
     followed: bool = False
 
     @property
@@ -252,7 +256,8 @@ class ArmRun:
 
     def job(self, library: RunContent) -> Job:
         """Return the worker's job. Raises ContentError when the workload cannot be planned or the engine cannot be."""
-        return self.job_of(TARGET, workload=pickle.dumps(library.workload(self.scenario, self.arm, self.seed)))
+        workload = library.workload(self.scenario, self.arm, self.seed)
+        return self.job_of(TARGET, workload=pickle.dumps(reworked(self.rework, workload)))
 
     def job_of(self, target: str, **more: Any) -> Job:
         """Return a job with the arm and ``more`` in its payload. Raises ContentError.
@@ -268,6 +273,9 @@ class ArmRun:
             "packs": pickle.dumps(self.packs),
             "scenario": pickle.dumps(self.scenario),
             "keeper": self.keeper,
+            "rework": self.rework,
+            "set_back": self.rework == SET_BACK,
+            "logprobs": self.logprobs,
             "elsewhere": engine.traits.reverts,
             **more,
         }
@@ -287,15 +295,17 @@ class ArmRun:
         """
         scenario, arm = self.scenario, self.arm
         oracles, mode = scenario.oracles_of(arm).to_dict(), scenario.arms[arm].mode
-        alike = [str(self.target), self.options, self.reverts, oracles, mode, bool(scenario.faults_of(arm))]
+        alike = [repr(self.target), self.options, self.reverts, oracles, mode, bool(scenario.faults_of(arm))]
         facts = json.dumps(alike, sort_keys=True, default=str).encode() + payload["packs"] + payload["patches"]
         patched = Nest(hashlib.sha256(payload["patches"]).hexdigest(), REVERT, {"patches": payload["patches"]})
+        if not find_target(self.target).forks(self.options):
+            return patched
         return Nest(hashlib.sha256(facts).hexdigest(), BUILD, dict(payload), patched)
 
     @property
     def likeness(self) -> str:
         """Text that is equal for runs that may share a nest (:meth:`nest`), and for some that may not."""
-        return repr((str(self.target), self.scenario.name, self.arm, self.options, self.reverts))
+        return repr((self.target, self.scenario.name, self.arm, self.options, self.reverts))
 
     def ledger(self) -> Ledger:
         return Ledger(self.target_name, deadline=self.scenario.limits.exceeded == "hang")

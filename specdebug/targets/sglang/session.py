@@ -46,7 +46,7 @@ from specdebug.targets.requests import (
 from specdebug.targets.sglang.build import Built, attempt
 from specdebug.targets.sglang.inside.faults import SeenEngine, SeenRequest
 from specdebug.targets.sglang.inside.scheduler import RECEIVE, SEND, booked, held, violated
-from specdebug.targets.sglang.inside.seats import in_sglang
+from specdebug.targets.sglang.inside.seats import RETRACT, in_sglang
 from specdebug.targets.sglang.inside.stages import RECORDING, DraftRows, StageSites, kv_of, other_part, record
 
 if TYPE_CHECKING:
@@ -125,6 +125,7 @@ class SglangRequest:
     matched_stop: int | str | None = None
     retractions: int = 0
     sent: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
     told: list[int] = field(default_factory=list)
     _output: list[int] | None = None
 
@@ -217,6 +218,7 @@ class SglangSession(Session):
         self._noted: set[str] = set()
         self._seen: SeenEngine | None = None
         self._sites, self._recorded = StageSites(), False
+        self._wants_logprobs = False
         owner, name = SEND.find()
         setattr(owner, name, lambda _, output, *__, **___: self._sent(output))
 
@@ -268,7 +270,7 @@ class SglangSession(Session):
             "mm_inputs": None,
             "token_type_ids": None,
             "sampling_params": params,
-            "return_logprob": False,
+            "return_logprob": self._wants_logprobs,
             "logprob_start_len": -1,
             "top_logprobs_num": 0,
             "token_ids_logprob": None,
@@ -311,6 +313,20 @@ class SglangSession(Session):
     def request(self, rid: str) -> RequestView:
         return self._requests[rid]
 
+    def want_logprobs(self) -> None:
+        self._wants_logprobs = True
+
+    def logprobs(self, rid: str) -> Sequence[float]:
+        return self._requests[rid].logprobs
+
+    def set_back(self) -> Sequence[str]:
+        """SGLang's own switch sets back the next request that its decodes can spare."""
+        done = [each.rid for each in self._requests.values() if each.retractions]
+        running = [each for each in self._requests.values() if each.output_ids and each.finish_reason is None]
+        owner, _ = RETRACT.find()
+        owner.TEST_RETRACT, owner.TEST_RETRACT_INTERVAL = not done and len(running) > 1, 1
+        return done
+
     def clock(self) -> float:
         return time.process_time() if self.asked is None or self.asked.device == "cpu" else time.perf_counter()
 
@@ -337,6 +353,8 @@ class SglangSession(Session):
 
     def flush_cache(self) -> None:
         """Raises SessionFailed where the scheduler still waits for something although it serves no request."""
+        if not self._step:  # its loop, which makes some of what it looks at, has not begun, and nothing is cached
+            return
         with torch.inference_mode():
             for _ in range(_FLUSH_STEPS):
                 if self._scheduler.flush_cache():
@@ -512,12 +530,14 @@ class SglangSession(Session):
         ids = getattr(output, "output_ids", None)
         if ids is None:
             return
-        for rid, tokens, reason in zip(output.rids, ids, output.finished_reasons, strict=True):
+        logprobs = getattr(output, "output_token_logprobs_val", None) or [()] * len(ids)
+        for rid, tokens, reason, told in zip(output.rids, ids, output.finished_reasons, logprobs, strict=True):
             request = self._requests.get(rid)
             if request is None or rid in self._now.finished or request.finish_reason == "abort":
                 continue
             if tokens is not None and len(tokens):
                 request.sent += [int(token) for token in tokens]
+            request.logprobs += map(float, told or ())
             if reason is not None:
                 plain = reason if isinstance(reason, Mapping) else reason.to_json()
                 if plain["type"] == "abort" and request.own is None:

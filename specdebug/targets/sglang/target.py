@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import specdebug
@@ -14,7 +15,7 @@ from specdebug.base.abilities import INSIDE, Ability
 from specdebug.base.assets import checkpoint_path
 from specdebug.base.interpreters import ENGINE_ENV, engine_python
 from specdebug.patching import Patch
-from specdebug.targets.algorithms import ForeignAlgorithm, foreign_in, hidden_by
+from specdebug.targets.algorithms import ForeignAlgorithm, drafts_by_history, foreign_in, hidden_by
 from specdebug.targets.base import Asked, Opening, Traits
 from specdebug.targets.installed import InstalledTarget, config_of, make_import_folder, remade
 from specdebug.targets.installs.fit import added_sites, sites_of, source_of
@@ -22,6 +23,7 @@ from specdebug.targets.installs.release import order, recipes
 from specdebug.targets.installs.store import Installed, StoreError
 from specdebug.targets.launch.process import StartCommand
 from specdebug.targets.options import SGLANGS
+from specdebug.targets.relations import NoTwin, Relation, Twin
 from specdebug.targets.sglang.drafts import block_draft, sglangs_folder
 from specdebug.targets.sglang.faults import SglangFaults
 from specdebug.targets.sglang.flags import (
@@ -33,6 +35,7 @@ from specdebug.targets.sglang.flags import (
     require_known,
     reserved_tokens,
 )
+from specdebug.targets.sglang.inside.seats import RETRACT
 from specdebug.workers.home import Home
 from specdebug.workers.pool import PRELOAD
 
@@ -59,12 +62,13 @@ def draft_folder(name: str, below: Path, foreign: ForeignAlgorithm | None = None
 
 SHOWS: frozenset[Ability] = INSIDE | {
     *("steps", "tokens", "plain", "logits", "accept_lengths", "cached_tokens", "cache_flush", "probes", "reverts"),
-    "faults",
+    *("faults", "logprobs", "set_back"),
 }
 LOOKING: frozenset[Ability] = INSIDE - {"pools"}
 """Abilities for which the stages of its worker are looked at."""
 PLUGINS = "sglang.srt.plugins"
 """SGLang's group of entry points."""
+WAITING = "--disable-overlap-schedule"
 _INSIDE = "specdebug.targets.sglang.inside"
 _FLASH_ATTN = f'''"""FlashAttention 3 without a GPU."""
 from {_INSIDE}.attention import flash_attn_with_kvcache
@@ -107,6 +111,10 @@ def files_to_import(stand_ins: Sequence[str], *, cpu: bool) -> dict[str, str]:
 class SglangTarget(InstalledTarget):
     """A release of SGLang, whose scheduler is built in a worker that runs with its environment's Python."""
 
+    # The coins of a batch are drawn at once, by one generator.
+    coins = frozenset({"restart"})
+    no_twins = MappingProxyType({"runner": "SGLang has one model runner"})
+
     @property
     def traits(self) -> Traits:
         """Its faults are those that can act in the release that is named, else in the newest that is installed."""
@@ -131,6 +139,22 @@ class SglangTarget(InstalledTarget):
         # Its sampler cuts by both at once; a verify, which samples all tokens but the first, by one after the other.
         joint: Literal["first", "all"] = "first" if asked.drafts else "all"
         return replace(asked, context_length=self.room(options), joint=joint)
+
+    def twin(self, relation: Relation, options: Mapping[str, Any], prompt: int) -> Twin:
+        (switch,) = RETRACT.places
+        if relation.name == "overlap" and WAITING in self._settings.arguments:
+            raise NoTwin("its schedule waits for each batch as it is")
+        if relation.name == "overlap":
+            found = Twin(WAITING, target=replace(self._settings, arguments=(*self._settings.arguments, WAITING)))
+        elif relation.name == "retracted" and not source_of(self.installed()).has(switch):
+            raise NoTwin("this release has no switch that sets requests back")
+        else:
+            found = super().twin(relation, options, prompt)
+        return replace(found, unlike=("accept lengths",)) if drafts_by_history(options) else found
+
+    def forks(self, options: Mapping[str, Any]) -> bool:
+        _, foreign, _ = foreign_in(options)
+        return foreign is None or not foreign.remembers
 
     def notes(self, options: Mapping[str, Any], here: Installed) -> tuple[str, ...]:
         otherwise = self._mapped(options, here)[1]

@@ -44,6 +44,7 @@ class VllmRequest:
     kv_len: int = 0
     cached_tokens: int = 0
     accept_lengths: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
     finish_reason: str | None = None
     matched_stop: int | str | None = None
 
@@ -87,6 +88,7 @@ class VllmSession(Session):
         self._step, self._batch = 0, list[StepRequests]()
         self._lengths: dict[str, int] = {}
         self._retracted: list[str] = []
+        self._wants_logprobs = False
         self._broken: set[str] = set()
         self._sites = StepSites(self.request, self.observers, self._num_steps)
         self._books, self._kv = EngineLook("the scheduler's books"), BlockReader(self._runner, self._scheduler)
@@ -135,7 +137,8 @@ class VllmSession(Session):
         limit = self._engine.vllm_config.model_config.max_model_len
         sampling = within_context(prompt_ids, sampling, limit, self._note, "engine")
         try:
-            own = self._engine.add_request(rid, {"prompt_token_ids": list(prompt_ids)}, params_of(sampling))
+            params = params_of(sampling, logprobs=self._wants_logprobs)
+            own = self._engine.add_request(rid, {"prompt_token_ids": list(prompt_ids)}, params)
         except ValueError as error:
             raise CannotBeServed(rid, f"is declined by the engine: {error}") from None
         request = VllmRequest(rid, tuple(prompt_ids), sampling, speculative, self._scheduler.requests[own])
@@ -175,6 +178,8 @@ class VllmSession(Session):
             if output.num_cached_tokens and not request.cached_tokens:
                 request.cached_tokens = cached[request.rid] = output.num_cached_tokens
             emitted[request.rid] = list(made.token_ids)
+            for token, told in zip(made.token_ids, made.logprobs or (), strict=False):
+                request.logprobs.append(float(told[token].logprob))
             if output.finished:
                 request.end(str(made.finish_reason), made.stop_reason)
                 finished.append(request.rid)
@@ -198,6 +203,19 @@ class VllmSession(Session):
         """Raises SessionFailed where blocks are held although no request is served."""
         if not self._engine.reset_prefix_cache():
             raise SessionFailed("the engine cannot forget its cached prefixes: blocks are held", "engine.flush_cache")
+
+    def want_logprobs(self) -> None:
+        self._wants_logprobs = True
+
+    def logprobs(self, rid: str) -> Sequence[float]:
+        return self._requests[rid].logprobs
+
+    def set_back(self) -> Sequence[str]:
+        """All that run wait again, by the call with which vLLM forgets its cache while it serves."""
+        running = [own.request_id for own in self._scheduler.running]
+        if len(running) < 2 or not all(self._requests[rid].output_ids for rid in running):
+            return ()
+        return running if self._engine.reset_prefix_cache(reset_running_requests=True) else ()
 
     def lost(self) -> Sequence[Lost]:
         return tuple(dict.fromkeys(LOST))
@@ -273,7 +291,7 @@ class VllmSession(Session):
         return call(own, *args, **named)
 
 
-def params_of(sampling: Sampling) -> Any:
+def params_of(sampling: Sampling, *, logprobs: bool = False) -> Any:
     """vLLM's parameters. A request without stop tokens goes on to its length, whatever the model says."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
@@ -289,6 +307,7 @@ def params_of(sampling: Sampling) -> Any:
         ignore_eos=not sampling.stop_token_ids,
         detokenize=bool(sampling.stop),
         skip_special_tokens=False,
+        logprobs=0 if logprobs else None,
         output_kind=RequestOutputKind.DELTA,
     )
 

@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from specdebug.base.abilities import INSIDE, Ability
@@ -20,6 +21,7 @@ from specdebug.targets.base import Asked, Opening, Traits
 from specdebug.targets.installed import InstalledTarget, config_of, make_import_folder, remade
 from specdebug.targets.installs.store import Installed, StoreError
 from specdebug.targets.options import OURS
+from specdebug.targets.relations import RELATIONS
 from specdebug.workers.home import Home
 from specdebug.workers.pool import PRELOAD
 
@@ -49,6 +51,7 @@ WITHOUT_A_GPU = (
 """The parts of a run on a CPU that are not the code that serves on a GPU, in words for reports."""
 SHOWS: frozenset[Ability] = INSIDE | {
     *("steps", "tokens", "plain", "logits", "accept_lengths", "cached_tokens", "cache_flush", "probes", "reverts"),
+    *("logprobs", "set_back"),
 }
 
 
@@ -56,6 +59,23 @@ class VllmTarget(InstalledTarget):
     """A release of vLLM, whose engine is built in a worker that runs with its environment's Python."""
 
     traits = Traits("vllm", SHOWS, records=True)
+    # A request draws from a generator of its own, seeded by what it asks.
+    coins = frozenset(RELATIONS) - {"plain", "reference", "release", "retracted"}
+    no_twins = MappingProxyType(
+        {
+            "backend": "it has one attention backend on a CPU",
+            "eager": "its graphs are not used here",
+            "overlap": "its engine, stepped in one process, waits for each batch as it is",
+            "runner": "its second model runner needs Triton, which its environment on a CPU lacks",
+        }
+    )
+
+    def options_of_twin(self, relation: str, options: Mapping[str, Any], prompt: int) -> dict[str, Any] | None:
+        if relation != "page":
+            return super().options_of_twin(relation, options, prompt)
+        page = CPU_BLOCK if options["page_size"] > CPU_BLOCK else 2 * CPU_BLOCK
+        slots = options["memory"]["num_slots"] + page * options["max_running_requests"]
+        return {"page_size": page, "memory": {"num_slots": round_up(slots, page)}}
 
     def asked(self, options: Mapping[str, Any]) -> Asked:
         mapped(OURS.read(options), "", "", cpu=True)  # what it cannot do is told before anything is started

@@ -44,6 +44,10 @@ class Seat:
         return owner, name
 
 
+RETRACT = Seat("a request set back", ("srt.managers.scheduler:TEST_RETRACT",))
+"""SGLang's own switch, at which its decodes retract."""
+
+
 def in_sglang(module: str) -> Any:
     """A module of this process's SGLang, by its path below the package."""
     return importlib.import_module(f"sglang.{module}")

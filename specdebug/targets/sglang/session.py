@@ -410,6 +410,8 @@ class SglangSession(Session):
             self._sites.computing = False
             with self._telling():
                 self.observers.tell(BatchEnded, kind)
+        if self._recorded:
+            self.settle()  # it computes on a stream of its own, of which a recorder knows nothing
         with self._telling():
             self.observers.tell(StepOver)
         rids, seen = tuple(each.rid for each in batch.reqs), {} if self._look is None else self._look.seen()

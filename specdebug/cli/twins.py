@@ -30,7 +30,7 @@ class TwinsCommand(opt.EngineOptions, opt.ResultOptions, opt.RunOptions, opt.Con
         complete=complete.replayed,
     )
     relation: list[str] | None = opt.option(
-        "Try this relation (repeatable); unless given, those of the scenario, else all but release that have a meaning.",
+        "Try this relation (repeatable); unless given, the scenario's, else all but release that have a meaning.",
         metavar="NAME",
         complete=complete.relations,
     )

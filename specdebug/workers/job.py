@@ -101,7 +101,8 @@ EndKind = Literal["done", "exit", "signal", "timeout", "memory", "interrupted", 
 @dataclass(frozen=True)
 class Job:
     """One run in a worker: ``target`` (``module:function``) is called there with ``payload`` and a sink. ``memory_mb``
-    bounds resident memory, without a GPU's :data:`GPU_MEMORY_MB`. ``at_risk`` names the GPU whose context the job may
+    bounds resident memory, without a GPU's :data:`GPU_MEMORY_MB`, and ``processor_s`` the processor time, if that is to
+    be: where many run side by side, wall time says little of one. ``at_risk`` names the GPU whose context the job may
     destroy, if any: few such jobs run at a time (:class:`Slots`). ``server``: that which it needs for itself, if any.
     ``may_start`` is asked right before a job of a list is launched; one that may not is dropped, and no listener hears
     of it again. ``home``: the interpreter of its worker, where it is not ours; ``nest``: what its worker is a fork of,
@@ -117,6 +118,7 @@ class Job:
     server: str = ""
     home: Home | None = None
     nest: Nest | None = None
+    processor_s: float = float("inf")
     may_start: Callable[[], bool] = lambda: True
 
     @property

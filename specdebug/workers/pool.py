@@ -24,7 +24,7 @@ from specdebug.workers.forkserver import Server
 from specdebug.workers.home import Home
 from specdebug.workers.job import Job, Listener, Worker, WorkerEnd
 from specdebug.workers.machine_failure import MachineFailed, failure_in_log, machine_failure
-from specdebug.workers.system import cpu_count, rss_mb
+from specdebug.workers.system import cpu_count, processor_s, rss_mb
 from specdebug.workers.wire import JOB, SIGNAL, pipes
 
 TICK_S = 0.02
@@ -281,7 +281,7 @@ class WorkerPool:
             if rss > worker.memory_limit_mb:
                 worker.killed_for = "memory"
                 self._signal(worker, signal.SIGKILL)
-            elif worker.is_over(now):
+            elif worker.is_over(now) or processor_s(worker.pid) > worker.job.processor_s:
                 worker.killed_for = "timeout"
                 worker.going = not worker.stands_still(now)
                 worker.dump_until = now + DUMP_GRACE_S

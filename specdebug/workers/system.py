@@ -23,6 +23,16 @@ def rss_mb(pid: int) -> float:
         return 0.0
 
 
+def processor_s(pid: int) -> float:
+    """Return the processor seconds that a process has spent, 0 when it is gone or the system has no /proc."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            user, system = stat.read().rpartition(b")")[2].split()[11:13]
+            return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError):
+        return 0.0
+
+
 def is_gone(pid: int) -> bool:
     """Return True if a process has ended, even if its parent has not taken notice yet."""
     try:

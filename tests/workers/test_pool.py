@@ -43,6 +43,7 @@ def victim(name: str, payload: Any = None, **limits: float) -> Job:
         (victim("raise_error", "oh no"), "exit", ""),
         (victim("sleep_forever", timeout_s=0.3), "timeout", "SIGKILL"),
         (victim("ignore_everything", timeout_s=0.3), "timeout", "SIGKILL"),
+        (victim("work_forever", processor_s=0.3), "timeout", "SIGKILL"),
         (victim("eat_memory", memory_mb=120), "memory", "SIGKILL"),
         (victim("half_a_line"), "signal", "SIGKILL"),
     ],

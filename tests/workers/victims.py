@@ -61,6 +61,12 @@ def sleep_forever(payload: Any, sink: Any) -> None:
         time.sleep(0.05)
 
 
+def work_forever(payload: Any, sink: Any) -> None:
+    sink.emit("before", n=1)
+    while True:
+        sum(range(1000))
+
+
 def ignore_everything(payload: Any, sink: Any) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)

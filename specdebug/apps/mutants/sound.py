@@ -103,8 +103,8 @@ class NotSound(SpecDebugError):
 class MutantRun(ArmRun):
     """An arm run with a patch, or none, that is recorded in ``folder``. ``traced``: files whose lines are noted.
     ``keep``: tensors that are kept there in place of a record of all. Of a release: ``root`` is its package's folder,
-    ``sound`` the sound engine's tape to hold it against, and ``rebuilt`` says that the patch is of what building runs,
-    so that no engine that is built already will do."""
+    ``sound`` the sound engine's tape to hold it against, ``rebuilt`` says that the patch is of what building runs, so
+    that no engine that is built already will do, and ``processor_s`` is the processor time that it may take."""
 
     patch: Patch | None = None
     folder: str = ""
@@ -113,11 +113,13 @@ class MutantRun(ArmRun):
     root: str = ""
     sound: str = ""
     rebuilt: bool = False
+    processor_s: float = float("inf")
 
     def job_of(self, target: str, **more: Any) -> Job:
         record = {name: getattr(self, name) for name in ("folder", "traced", "keep", "root", "sound")}
         patch, shape = pickle.dumps(self.patch), pickle.dumps(self.shape)
-        return super().job_of(TARGET, **record, patch=patch, shape=shape, **more)
+        job = super().job_of(TARGET, **record, patch=patch, shape=shape, **more)
+        return dataclasses.replace(job, processor_s=self.processor_s)
 
     def nest(self, payload: Mapping[str, Any]) -> Nest | None:
         found = super().nest(payload)
@@ -141,7 +143,8 @@ class Found:
 
 @dataclass(frozen=True)
 class Sound(ABC):
-    """The sound engine's run of an arm. ``lines``: that ran, by file below the package. ``name``: scenario/arm."""
+    """The sound engine's run of an arm. ``seconds``: that it took, of processor time for a release. ``lines``: that
+    ran, by file below the package. ``name``: scenario/arm."""
 
     run: ArmRun
     seconds: float
@@ -175,11 +178,11 @@ class Sound(ABC):
     def difference(self, folder: Path, outcome: Outcome | None) -> Found:
         """Where a mutant's record differs from this one."""
 
-    def _limited(self, more_s: float) -> Scenario:
+    def _limited(self, **more: Any) -> Scenario:
         limits = self.run.scenario.limits
         limited = dataclasses.replace(
             limits,
-            timeout_s=min(limits.timeout_s, SLOWER * self.seconds + GRACE_S + more_s),
+            **more,
             max_steps=min(limits.max_steps, STEPS_MORE * self.steps + GRACE_STEPS),
             exceeded="hang",
         )
@@ -205,7 +208,8 @@ class OwnSound(Sound):
 
     def of(self, mutant: Mutant | None, key: str, folder: Path, keep: Keep = ()) -> MutantRun:
         patch = None if mutant is None else mutant.patch
-        facts: dict[str, Any] = {"key": key, "scenario": self._limited(0.0), "patch": patch, "folder": str(folder)}
+        scenario = self._limited(timeout_s=min(self.run.scenario.limits.timeout_s, SLOWER * self.seconds + GRACE_S))
+        facts: dict[str, Any] = {"key": key, "scenario": scenario, "patch": patch, "folder": str(folder)}
         return run_as(MutantRun, self.run, **facts, keep=keep)
 
     def difference(self, folder: Path, outcome: Outcome | None) -> Found:
@@ -248,7 +252,8 @@ class ReleaseSound(Sound):
     def of(self, mutant: Mutant | None, key: str, folder: Path, keep: Keep = ()) -> MutantRun:
         assert mutant is not None
         rebuilt = _runs(self.building, mutant)
-        facts: dict[str, Any] = {"key": key, "scenario": self._limited(self.building_s if rebuilt else 0.0)}
+        most_s = SLOWER * self.seconds + GRACE_S + (self.building_s if rebuilt else 0.0)
+        facts: dict[str, Any] = {"key": key, "scenario": self._limited(), "processor_s": most_s}
         facts |= {"patch": mutant.patch, "folder": str(folder), "sound": str(self.folder / TAPE), "rebuilt": rebuilt}
         return run_as(MutantRun, self.run, **facts)
 
@@ -402,8 +407,8 @@ def _of_release(
             continue
         known[whole] = run.key
         building, lines = _lines(lined, code)
-        facts = (run, other.metrics.wall_s, other.trace_hash, other.metrics.steps, books, lines)
-        found.append(ReleaseSound(*facts, folder, building, one.metrics.wall_s))
+        facts = (run, other.metrics.processor_s, other.trace_hash, other.metrics.steps, books, lines)
+        found.append(ReleaseSound(*facts, folder, building, one.metrics.processor_s))
     return found, left_out
 
 

@@ -47,7 +47,7 @@ def test_a_mutant_of_what_building_runs_is_in_force_before_it(tmp_path: Path) ->
     assert [arm.reaches(mutant(line)) for line in (1, 2, 3, 4)] == [True, True, True, False]
     runs = [arm.of(mutant(line), "key", tmp_path) for line in (1, 2, 3)]
     assert [run.rebuilt for run in runs] == [False, True, True]
-    assert [run.scenario.limits.timeout_s for run in runs] == [25.0, 30.0, 30.0]
+    assert [run.processor_s for run in runs] == [25.0, 30.0, 30.0]
     assert {run.sound for run in runs} == {str(arm.folder / TAPE)}
 
 

@@ -86,8 +86,8 @@ def plan_twins(
     for run in found.runs:
         base = as_it_is(run, f"{prefix}{run.arm}")
         awaited = () if choices.plain else run.scenario.broken_twins(run.arm)
-        wanted = run.scenario.twins.relations if run.arm == first or choices.plain else ()
-        asked = tuple(relations) or (*wanted, *awaited) or DEFAULT
+        wanted = (run.scenario.twins.relations or DEFAULT) if run.arm == first or choices.plain else ()
+        asked = tuple(relations) or (*wanted, *awaited)
         workload = library.workload(base.scenario, base.arm, base.seed)
         for name in RELATIONS:
             if name in asked:

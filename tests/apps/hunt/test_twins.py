@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +17,11 @@ from specdebug.report.hunt import HuntAnswer, hunt_report, issue_page
 from specdebug.report.replay import replay_document
 from specdebug.scenario.library import Library
 
-LOUDER = {
-    "pr": 990003, "title": "louder", "url": "https://example.org", "family": "planted", "symptom": "planted",
-    "description": "planted", "detected_by": {"scenario": "planted", "signature": "twin@plain"},
-    "patches": {"specdebug": [{
-        "target": "specdebug.engine.textbook.speculative.verify:VerifyForward.run",
-        "edits": [{
-            "match": "return VerifyOutputs(self.model.logits(output.hidden), features)\n",
-            "replacement": "return VerifyOutputs(self.model.logits(output.hidden) * 1.01, features)\n",
-        }],
-    }]},
-}  # fmt: skip
-"""Logits of a verify that are a little larger: every token stays, and every oracle passes."""
-
 
 @pytest.fixture
-def library(tmp_path: Path) -> Library:
-    (tmp_path / "own/toggles").mkdir(parents=True)
-    (tmp_path / "own/toggles/990003.yaml").write_text(json.dumps(LOUDER))
-    return Library([tmp_path / "own"])
+def strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No log probability is as near as another, so that rounding breaks a twin whose forwards have other shapes."""
+    monkeypatch.setattr("specdebug.apps.twins.judge.NOMINAL_LOGIT", 0.0)
 
 
 def test_every_other_scenario_has_ways_of_its_own_unless_some_are_asked_for() -> None:
@@ -51,23 +36,25 @@ def test_every_other_scenario_has_ways_of_its_own_unless_some_are_asked_for() ->
     assert one.identity != other.identity
 
 
-def test_a_scenario_that_passes_is_held_against_its_twin(library: Library, tmp_path: Path) -> None:
+def test_a_scenario_that_passes_is_held_against_its_twin(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     with workers(2) as pool, HuntRecord(tmp_path / "h", {}, {}) as record:
-        sound = HuntRunner(pool, library, "embedded", 3, relations=("plain",))
-        planted = HuntRunner(pool, library, "embedded", 3, (990003,), relations=("plain",))
-        ((one,), _), ((other,), _) = sound.together([0]), planted.together([0])
+        runner = HuntRunner(pool, Library(), "embedded", 3, relations=("plain",))
+        ((one,), _) = runner.together([0])
+        request.getfixturevalue("strict")
+        ((other,), _) = runner.together([0])
         assert (one.verdict, one.twin, other.twin) == ("pass", "plain", "plain")
         assert (other.verdict, other.signature) == ("fail", "twin@plain")
         assert "log probabilities" in other.detail
-        Hunt(planted, record)._keep(other)
+        Hunt(runner, record)._keep(other)
         kept = yaml.safe_load((tmp_path / "h/00000.yaml").read_text())
         assert kept["twins"] == {"relations": ["plain"], "broken": {ARM: ["plain"]}}
 
 
 @pytest.mark.slow
-def test_a_broken_twin_is_made_small_and_told(library: Library, tmp_path: Path) -> None:
+def test_a_broken_twin_is_made_small_and_told(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     with workers(2) as pool, HuntRecord(tmp_path / "h", {}, {}) as record:
-        made = Hunt(HuntRunner(pool, library, "embedded", 3, (990003,), relations=("plain",)), record)
+        request.getfixturevalue("strict")
+        made = Hunt(HuntRunner(pool, Library(), "embedded", 3, relations=("plain",)), record)
         assert made.run([0]) is False
         one = record.judged[0]
         small = shrink(made, one, 10)
@@ -81,10 +68,8 @@ def test_a_broken_twin_is_made_small_and_told(library: Library, tmp_path: Path) 
         assert (seen.runs, seen.bundle, seen.found[0][0]) == (1, "", "twin@plain")
         assert seen.located == "cannot be compared: only one of the two arms speculates"
         assert gather(made, one.signature, small, replay_document) == seen
-        answer = HuntAnswer(
-            record, "embedded", 3, "specdebug hunt", {one.signature: small}, {one.signature: seen}, (990003,)
-        )
+        answer = HuntAnswer(record, "embedded", 3, "specdebug hunt", {one.signature: small}, {one.signature: seen})
         page = issue_page(answer, one.signature)
-        assert f"specdebug twins {small.name} --arm {ARM} --target embedded --revert 990003" in page
+        assert f"specdebug twins {small.name} --arm {ARM} --target embedded" in page
         assert "did not fail so again" not in page
         assert hunt_report(answer, 1).document["twins"] == 1

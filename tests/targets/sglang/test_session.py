@@ -381,6 +381,10 @@ def test_a_flush_waits_for_results_that_are_on_their_way(serve: Any) -> None:
     session, scheduler = serve()
     scheduler.waits = 2
     session.flush_cache()
+    assert scheduler.flushed == 0, "its loop has not begun, so nothing is cached"
+    add(session, "a", 1, 2, most=3)
+    ran(session)
+    session.flush_cache()
     assert scheduler.flushed == 3
     scheduler.waits = 99
     with pytest.raises(SessionFailed, match="does not come to rest") as failed:

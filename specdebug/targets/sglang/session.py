@@ -23,6 +23,7 @@ from specdebug.events import (
     BatchEnded,
     BatchKind,
     Decided,
+    DraftForward,
     Finishing,
     InVain,
     Prefilled,
@@ -494,6 +495,8 @@ class SglangSession(Session):
         assert spec is not None  # for the type checker: what was verified was drafted
         self._relayed(request, event)
         with self._telling():
+            for step, forward in enumerate(event["forwards"]):
+                self.observers.tell(DraftForward, step, *forward)
             self.observers.tell(
                 Decided,
                 requests=[request],

@@ -54,6 +54,7 @@ class Look:
         }
         event = {"what": "verified", "tree": tree | {"mask": torch.eye(2)}, "logits": LOGITS, "accepted": 2}
         event |= {"predict": torch.tensor([5, 6]), "accept_index": torch.tensor([0, 1]), "coins": None}
+        event |= {"forwards": [[torch.tensor([3]), torch.tensor([0]), LOGITS[:1].float()]]}
         stored, stores = self._row(self._launch - self.late), self._row(self._launch)
         return {each.rid: {**event, "stored": stored, "stores": stores, **self.more} for each in batch.reqs}
 

@@ -34,8 +34,11 @@ SAMPLE = Seat(
 )
 """The method that decides a verify."""
 _TOSSES = ("srt.speculative.eagle_utils", "srt.speculative.eagle_info_v2", "kernels.ops.speculative.sampling", KERNELS)
+MODEL = "srt.model_executor.model_runner:ModelRunner.forward"
 LOOK_SEATS = {
     "draft": DRAFT,
+    "select": Seat(LOOKS, (f"{_WORKER}:select_top_k_tokens",)),
+    "model_forward": Seat(LOOKS, (MODEL,)),
     "draft_prefill": DRAFT_PREFILL,
     "draft_extend": DRAFT_EXTEND,
     "sample": SAMPLE,
@@ -43,7 +46,7 @@ LOOK_SEATS = {
 }
 SITE_SEATS = {
     "target_forward": Seat(RECORDING, ("srt.managers.tp_worker:TpModelWorker.forward_batch_generation",)),
-    "model_forward": Seat(RECORDING, ("srt.model_executor.model_runner:ModelRunner.forward",)),
+    "model_forward": Seat(RECORDING, (MODEL,)),
     "draft": DRAFT,
     "draft_forward": Seat(RECORDING, (f"{_WORKER}:EagleDraftWorker.draft_forward",)),
     "draft_prefill": DRAFT_PREFILL,
@@ -53,6 +56,10 @@ SITE_SEATS = {
     "extend_replay": EXTEND_REPLAY,
 }
 """The functions that are tapped, by the tap."""
+
+
+PARTS = 3
+"""What is seen of a draft's forward: tokens, parents and logits. Of the last selection there is no forward."""
 
 
 def look() -> StageLook:
@@ -78,6 +85,8 @@ class StageLook:
         self._draft_worker: Any = None
         self._events: dict[str, Event] = {}
         self._stored: list[Event] = []  # what each request of the batch drafts from
+        self._forwards: list[list[Tensor]] | None = None  # of the draft that is made: tokens, parents and logits
+        self._drafted: list[list[Tensor]] = []  # those of the last one that was
         self._coins: tuple[Tensor, Tensor] | None = None  # of the verify that is sampled, by node and for the bonus
 
     def begin(self) -> None:
@@ -91,7 +100,27 @@ class StageLook:
     def draft(self, call: Call, worker: Any, batch: Any, *args: Any, **named: Any) -> Any:
         self._draft_worker = worker
         self._stored = [] if batch.forward_mode.is_idle() else _stored(batch.spec_info, batch.seq_lens)
-        return call(batch, *args, **named)
+        self._forwards = []
+        answer = call(batch, *args, **named)
+        self._drafted, self._forwards = [each for each in self._forwards if len(each) == PARTS], None
+        return answer
+
+    def select(self, call: Call, step: int, *args: Any, **named: Any) -> Any:
+        answer = call(*args, **named)
+        if self._forwards is not None:
+            tokens, _, _, (_, _, chosen) = answer
+            topk = chosen.shape[1] - (step == 0)
+            place = (
+                torch.arange(topk).expand(len(chosen), topk) if step == 0 else chosen - topk * (topk * (step - 1) + 1)
+            )
+            self._forwards.append([kept(tokens), kept(place if step == 0 else place // topk).reshape(-1)])
+        return answer
+
+    def model_forward(self, call: Call, runner: Any, batch: Any, *args: Any, **named: Any) -> Any:
+        answer = call(batch, *args, **named)
+        if self._forwards and runner.is_draft_worker and batch.forward_mode.is_decode():
+            self._forwards[-1].append(kept(answer.logits_output.next_token_logits))
+        return answer
 
     def toss(self, call: Call, **named: Any) -> Any:
         self._coins = kept(named["uniform_samples"]), kept(named["uniform_samples_for_final_sampling"])
@@ -130,11 +159,13 @@ class StageLook:
         alone = _of_nodes_alone(self._draft_worker)
         masks = tree_masks(verify.custom_mask, batch.seq_lens.tolist(), nodes, alone=alone)
         for number, (request, stored) in enumerate(zip(batch.reqs, self._stored, strict=True)):
-            mine = slice(number * nodes, (number + 1) * nodes)
+            mine, topk = slice(number * nodes, (number + 1) * nodes), stored["topk_index"].numel()
+            branches = slice(number * topk, (number + 1) * topk)
             index = torch.where(accept_index[number] < 0, -1, accept_index[number] - number * nodes)
             event: Event = {
                 "what": "verified",
                 "stored": stored,
+                "forwards": [[part[branches] for part in each] for each in self._drafted],
                 "tree": {name: each[mine] for name, each in trees.items()} | {"mask": masks[number]},
                 "logits": kept(logits[mine]),
                 "predict": predict[mine],

@@ -229,7 +229,7 @@ class DraftStateOracle(Oracle):
             drafted = [kept[index] for index in trees]
             for each, wrong in zip(drafted, self._trees(text, drafted, outputs[trees]), strict=True):
                 if wrong is not None:
-                    return each, "draft_tree", wrong
+                    return each, "draft.forward.logits" if wrong.tensor == "logits" else "draft_tree", wrong
         found = states[stored] if stored < len(kept) else None
         return None if found is None else (kept[stored], "draft_state", found)
 
@@ -331,8 +331,8 @@ class DraftStateOracle(Oracle):
                 self._condemn(request, life.kept[-1], "draft_tree", wrong)
 
     def _condemn(self, request: Any, kept: _Kept, site: str, wrong: _Wrong) -> None:
-        what = "the tree drafted" if site == "draft_tree" else "what is stored for the next draft"
-        step = kept.drafted_in if site == "draft_tree" else kept.step
+        what = "what is stored for the next draft" if site == "draft_state" else "the tree drafted"
+        step = kept.step if site == "draft_state" else kept.drafted_in
         data = {"rid": request.rid, "position": kept.length, "tensor": wrong.tensor, **wrong.data}
         detail = f"{request.rid}: {what} after {kept.length} positions has wrong {wrong.tensor}: {wrong.told}"
         self.bench.report(Violation("mismatch", site, step, detail, data=data))

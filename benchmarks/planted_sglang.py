@@ -2,14 +2,15 @@
 
     python benchmarks/planted_sglang.py                                   # every bug, every shipped scenario
     python benchmarks/planted_sglang.py --bug 950018 draft_positions      # one bug, one scenario
-    python benchmarks/planted_sglang.py --target sglang==0.5.23 --keep runs.jsonl   # what that has is not run again
+    python benchmarks/planted_sglang.py --first --keep runs.jsonl         # what that file has is not run again
 
 The bugs are toggles (``planted_sglang/toggles``): reverted, the bug is there. ``family`` is the stage that it is of,
-stated before anything is run. A bug runs in every arm that is to pass on the release, cheapest first, in warm workers:
-SGLang is imported once, its scheduler is built for each bug and arm. It is *effective* where its lines ran and, in
-some arm, the verdict is a failure or the trace (steps, tokens, accept lengths, cached prefixes) is not the sound
-engine's; else where some tensor that goes in or out of a stage is not. *Caught* is a verdict ``fail``. The stage is
-right where the signature of the first failure, as ``replay`` locates it, is one of the stage's (:data:`STAGES`). Exit
+stated before anything is run. As ``specdebug mutants`` does, the sound engine is run in every arm that is to pass, and
+its lines, tensors and books are noted; a bug runs in the arms that run its lines, cheapest first, in a fork of the
+built engine, or of one built anew where building runs them. It is *effective* where in some arm a tensor, a book or the
+trace (steps, tokens, accept lengths, cached prefixes) is not the sound engine's, or it fails; *caught* where a verdict
+is ``fail``. The stage is right where the first failure's signature is one of the stage's (:data:`STAGES`), located as
+``replay`` does: of what was found in outputs or stored state, by the first tensor that is not the sound engine's. Exit
 code 1 if the sound engine does not pass, or if fewer than 20 of 21 effective bugs are caught or the stage of fewer than
 18 of 21 is right.
 """
@@ -17,32 +18,31 @@ code 1 if the sound engine does not pass, or if fewer than 20 of 21 effective bu
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import ast
 import json
+import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from specdebug.campaign.loops.replay import ArmResult, ArmRun, Choices, planned, run_arms
+from packaging.specifiers import SpecifierSet
+
+from specdebug.apps.mutants.find import Code, Mutant, code_of
+from specdebug.apps.mutants.sound import FirstDifference, Sound, commons, measure_sound, sound_arms
 from specdebug.campaign.loops.warm import WarmPool
-from specdebug.campaign.preload import PRELOAD
-from specdebug.diverge.locate import Locator
-from specdebug.diverge.run import recorded, unjudged
+from specdebug.patching.match import place
+from specdebug.patching.source import Patch
 from specdebug.patching.toggles import Toggle
 from specdebug.scenario.library import Library
-from specdebug.scenario.workload import Common
-from specdebug.targets.settings import parse_target
+from specdebug.targets.settings import ReleasedEngine, parse_target
 from specdebug.verdict.outcome import Outcome
-from specdebug.workers.pool import WorkerPool
+from specdebug.verdict.signatures import OUTPUTS, SCHEDULE, may_have_begun_before
 
-BUGS = Path(__file__).with_suffix("")
-SOUND = 0
-SLOWER, GRACE_S = 10.0, 60.0
-"""A bug's run may take so many times as long as the sound engine's, and so many seconds more."""
+FOLDER = Path(__file__).with_suffix("")
 CAUGHT, NAMED = 20 / 21, 18 / 21
 STAGES: Mapping[str, tuple[str, ...]] = {
     "draft": ("*@draft.*", "*@draft_graph.*", "mismatch@draft_tree"),
@@ -61,40 +61,80 @@ STAGES: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
+class Bug:
+    """A bug in one function of a release. ``file``: below its package; ``lines``: first and last of the statement."""
+
+    number: int
+    title: str
+    stage: str
+    patch: Patch
+    file: str
+    lines: tuple[int, int]
+
+    @classmethod
+    def of(cls, toggle: Toggle, code: Code, version: str) -> Bug | None:
+        """The bug that reverting a toggle puts into a release; None where it has no patch for that."""
+        ranges = toggle.foreign[code.package].items()
+        found = next((each for held, each in ranges if SpecifierSet(held).contains(version)), None)
+        if found is None:
+            return None
+        (patch,) = found
+        file = patch.module.partition(".")[2].replace(".", "/") + ".py"
+        source = code.source(file)
+        at = place(source, patch, patch.edits[0], 0)
+        around = [
+            (each.lineno, each.end_lineno or each.lineno)
+            for each in ast.walk(source.tree)
+            if isinstance(each, ast.stmt) and each.lineno <= at.start and (each.end_lineno or 0) >= at.stop
+        ]
+        return cls(toggle.pr, toggle.title, toggle.family, patch, file, max(around, default=(at.start, at.stop)))
+
+
+@dataclass(frozen=True)
 class Ran:
-    """A run of a bug in an arm, or of none (``SOUND``). ``hits``: how often its lines ran. ``seconds``: of processor.
-    ``located``: the signature of the place where the failure began, once that was looked for."""
+    """A bug's run in an arm. ``located``: the signature of the place where the failure began. ``differs``: the first
+    thing that is not the sound engine's, in words. ``seconds``: of processor."""
 
     bug: int
     arm: str
     verdict: str
     signature: str | None
-    step: int | None
+    located: str | None
+    differs: str
     detail: str
-    trace: str
-    hits: int
     seconds: float
-    wall_s: float
     warm: str
-    located: str | None = None
 
     @classmethod
-    def of(cls, bug: int, arm: str, outcome: Outcome) -> Ran:
-        hits = sum(outcome.reverted_hits.get(str(bug), {}).values())
-        facts = outcome.verdict, outcome.signature, outcome.where_step, outcome.detail, outcome.trace_hash, hits
-        return cls(bug, arm, *facts, outcome.metrics.processor_s, outcome.metrics.wall_s, outcome.warm)
+    def of(cls, bug: int, arm: str, outcome: Outcome, found: FirstDifference | None) -> Ran:
+        signature, differs = outcome.signature, "" if found is None else f"{found.kind} at {found.site or 'schedule'}"
+        located = None if signature is None else _located(outcome, found)
+        seconds = outcome.metrics.processor_s
+        return cls(bug, arm, outcome.verdict, signature, located, differs, outcome.detail, seconds, outcome.warm)
+
+
+def _located(outcome: Outcome, found: FirstDifference | None) -> str:
+    """The signature under which ``replay`` reports a failure whose run first parts from the sound one's there."""
+    seen = outcome.signature or ""
+    if found is None or found.kind in ("book", "trace", "rounding", "end") or not may_have_begun_before(outcome):
+        return seen
+    kind = seen.partition("@")[0]
+    if kind not in OUTPUTS and found.kind != "value":
+        return seen
+    return f"mismatch@{found.site or SCHEDULE}" if f"{kind}@{found.site}" != seen else seen
 
 
 @dataclass(frozen=True)
 class Judged:
     """A bug, and what came of it. ``effect``: the first arm that shows any, and what; empty of an ineffective one.
-    ``caught``: the runs that failed, cheapest arm first."""
+    ``caught``: the runs that failed, cheapest arm first. ``ran``: arms that it was run in."""
 
     number: int
     title: str
     stage: str
     effect: str
     caught: tuple[Ran, ...]
+    ran: int
 
     @property
     def right(self) -> bool:
@@ -108,111 +148,66 @@ class Judged:
     @property
     def row(self) -> str:
         if not self.caught:
-            what = "**not caught**" if self.effect else "no effect"
+            what = f"**not caught** ({self.effect})" if self.effect else f"no effect in {self.ran} arms"
             return f"| {self.number} | {self.title} | {self.stage} | {what} | | | |"
         first, names = self.caught[0], dict.fromkeys(each.arm.partition("/")[0] for each in self.caught)
         what = f"`{first.signature}`" + (f", at `{first.located}`" if first.located != first.signature else "")
-        named, where = "yes" if self.right else "no", ", ".join(f"`{name}`" for name in names)
-        return f"| {self.number} | {self.title} | {self.stage} | {what} | {named} | {first.seconds:.1f} | {where} |"
+        where = ", ".join(f"`{name}`" for name in names)
+        right = "yes" if self.right else "no"
+        return f"| {self.number} | {self.title} | {self.stage} | {what} | {right} | {first.seconds:.1f} | {where} |"
 
 
 class Planting:
-    """Runs bugs in arms, and keeps what came of them in a file, if there is one. ``pool`` is warm; recordings are made
-    by ``others``."""
+    """Runs bugs in arms of which the sound engine's runs are known, and keeps what came of them in a file, if there is
+    one."""
 
-    def __init__(self, pool: WarmPool, others: WorkerPool, library: Library, keep: Path | None) -> None:
-        self._pool, self._others, self._library = pool, others, library
-        self._keep = keep
+    def __init__(self, pool: WarmPool, folder: Path, keep: Path | None) -> None:
+        self._pool, self._folder, self._keep = pool, folder / "bug", keep
         lines = keep.read_text(encoding="utf-8").splitlines() if keep is not None and keep.exists() else []
         self._known = {(each.bug, each.arm): each for each in (Ran(**json.loads(line)) for line in lines)}
 
-    def ran(self, bug: int, run: ArmRun) -> Ran:
-        """Run an arm with a bug in it, unless that is known."""
-        if (bug, run.key) not in self._known:
-            self._pool.start(run)
-            self._note(Ran.of(bug, run.key, self._pool.wait().outcome))
-        return self._known[bug, run.key]
+    def judge(self, bug: Bug, arms: Iterable[Sound], *, first: bool) -> Judged:
+        """Run a bug in the arms that run its lines, or up to the ``first`` that catches it."""
+        found: list[Ran] = []
+        for arm in arms:
+            if arm.reaches(cast(Mutant, bug)) and not (first and any(each.verdict == "fail" for each in found)):
+                found.append(self._ran(bug, arm))
+        caught = tuple(each for each in found if each.verdict == "fail")
+        other = (each for each in found if each.verdict == "fail" or each.differs)
+        effect = next((f"{each.arm}: {each.differs or each.signature}" for each in other), "")
+        return Judged(bug.number, bug.title, bug.stage, effect, caught, len(found))
 
-    def located(self, ran: Ran, run: ArmRun) -> Ran:
-        """The run with the place where its failure began, as ``specdebug replay`` locates it."""
-        if ran.located is None:
-            outcome = Outcome(ran.verdict, ran.signature, None, ran.detail, ran.step)  # type: ignore[arg-type]
-            (told,) = Locator(self._others, self._library).located([ArmResult(run, outcome)])
-            self._note(dataclasses.replace(ran, located=told.outcome.signature))
-        return self._known[ran.bug, ran.arm]
-
-    def alike(self, run: ArmRun, other: ArmRun) -> bool:
-        """All that goes in and out of the stages of two runs is the same."""
-        with tempfile.TemporaryDirectory(prefix="specdebug-planted-") as folder:
-            files = [Path(folder) / name for name in ("one", "other")]
-            pair = zip((run, other), files, strict=True)
-            jobs = [recorded(unjudged(each), file.name, hashes=str(file)) for each, file in pair]
-            run_arms(self._others, self._library, jobs)
-            return files[0].read_bytes() == files[1].read_bytes()
+    def _ran(self, bug: Bug, arm: Sound) -> Ran:
+        if (bug.number, arm.name) not in self._known:
+            self._folder.mkdir()
+            self._pool.start(arm.of(cast(Mutant, bug), f"{bug.number}/{arm.name}", self._folder))
+            outcome = self._pool.wait().outcome
+            found = arm.difference(self._folder, outcome)
+            shutil.rmtree(self._folder)
+            self._note(Ran.of(bug.number, arm.name, outcome, found.first if found.certain else None))
+        return self._known[bug.number, arm.name]
 
     def _note(self, ran: Ran) -> None:
         self._known[ran.bug, ran.arm] = ran
-        print(f"{ran.bug or 'sound'} {ran.arm}: {ran.verdict} {ran.located or ran.signature or ''}", file=sys.stderr)
+        said = " at ".join(dict.fromkeys(filter(None, (ran.signature, ran.located)))) or ran.differs
+        print(f"{ran.bug} {ran.arm}: {ran.verdict} {said}", file=sys.stderr)
         if self._keep is not None:
             with self._keep.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(ran)) + "\n")
 
 
-def sound_arms(library: Library, names: Sequence[str], target: str) -> Iterator[ArmRun]:
-    """The arms of scenarios that are to pass on the release, with no fix reverted and no fault injected."""
-    for scenario in library.gather(names):
-        there = scenario.on(parse_target(target))
-        arms = [name for name in there.arms if not there.arms[name].revert and not there.faults_of(name)]
-        expected = {name: there.expectation_of(name) for name in arms}
-        passing = tuple(name for name in arms if (each := expected[name]) is None or each.met_by("pass", None))
-        if passing:
-            choices = Choices(arms=passing, target=parse_target(target))
-            for run in planned(scenario, choices, library).runs:
-                yield dataclasses.replace(run, key=f"{scenario.path.stem}/{run.arm}")
-
-
-def with_bug(run: ArmRun, bug: Toggle, sound: Ran) -> ArmRun:
-    """The arm with a bug, ended when it takes far longer than the sound engine."""
-    limits = dataclasses.replace(run.scenario.limits, timeout_s=SLOWER * sound.wall_s + GRACE_S, exceeded="hang")
-    scenario = dataclasses.replace(run.scenario, limits=limits)
-    return dataclasses.replace(run, scenario=scenario, toggles=(bug,))
-
-
-def judge(
-    planting: Planting, arms: Mapping[str, ArmRun], sound: Mapping[str, Ran], bug: Toggle, *, first: bool
-) -> Judged:
-    """Run a bug in every arm, or up to the ``first`` that catches it."""
-    runs = {name: with_bug(run, bug, sound[name]) for name, run in arms.items()}
-    found: list[Ran] = []
-    for run in runs.values():
-        found.append(planting.ran(bug.pr, run))
-        if first and found[-1].verdict == "fail":
-            break
-    caught = tuple(each for each in found if each.verdict == "fail")
-    if caught:
-        caught = (planting.located(caught[0], runs[caught[0].arm]), *caught[1:])
-    ran = [each for each in found if each.hits]
-    other = (each for each in ran if each.verdict == "fail" or each.trace != sound[each.arm].trace)
-    effect = next((f"{each.arm}: {each.signature or 'another trace'}" for each in other), "")
-    if not effect:
-        names = (each.arm for each in ran)
-        effect = next((f"{name}: tensors" for name in names if not planting.alike(arms[name], runs[name])), "")
-    return Judged(bug.pr, bug.title, bug.family, effect, caught)
-
-
-def told(judged: Iterable[Judged], arms: Sequence[Ran]) -> list[str]:
+def told(judged: Sequence[Judged], arms: int) -> list[str]:
     """The answer in Markdown."""
-    every = list(judged)
-    effective = [each for each in every if each.effect]
-    caught, right = (sum(map(bool, some)) for some in zip(*((e.caught, e.right) for e in effective), strict=True))
-    spent = [each.caught[0].seconds for each in effective if each.caught]
+    effective = [each for each in judged if each.effect]
+    caught = [each for each in effective if each.caught]
+    most, right = max((each.caught[0].seconds for each in caught), default=0.0), sum(each.right for each in effective)
     return [
         "| bug | what the source does without it | stage | first failure | stage named | s | caught by |",
         "|---|---|---|---|---|---|---|",
-        *(each.row for each in every),
+        *(each.row for each in judged),
         "",
-        f"{len(every)} bugs, {len(effective)} effective; {caught} caught, the stage of {right} named by the first "
-        f"failure; a catching run takes at most {max(spent, default=0):.1f} s of processor; {len(arms)} arms",
+        f"{len(judged)} bugs, {len(effective)} effective; {len(caught)} caught, the stage of {right} named by the "
+        f"first failure; a run that catches one takes at most {most:.1f} s of processor; {arms} arms",
     ]
 
 
@@ -226,31 +221,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--first", action="store_true", help="run a bug no further than the first arm that catches it")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the answer there, too")
     chosen = parser.parse_args(arguments)
-    library = Library((BUGS,))
-    planted = {
-        each.pr: each for each in library.all_toggles(parse_target(chosen.target)) if each.path.parent.parent == BUGS
-    }
-    bugs = [planted[number] for number in chosen.bug or planted]
-    shipped = BUGS.parents[1] / "scenarios"
-    arms = list(sound_arms(library, chosen.scenarios or [str(shipped), str(shipped / "server")], chosen.target))
-    first, *rest = [Common(run.scenario, (run.arm,), ()) for run in arms]
-    with WarmPool(first.scenario, first.arms, also=rest) as pool, WorkerPool(1, PRELOAD) as others:
-        planting = Planting(pool, others, library, chosen.keep)
-        sound = {run.key: planting.ran(SOUND, run) for run in arms}
-        loud = [each for each in sound.values() if each.verdict != "pass"]
-        for each in loud:
-            print(f"the sound engine: {each.arm}: {each.verdict} {each.signature or each.detail}")
-        quiet = {
-            run.key: run for run in sorted(arms, key=lambda run: sound[run.key].seconds) if sound[run.key] not in loud
-        }
-        judged = [judge(planting, quiet, sound, bug, first=chosen.first) for bug in bugs]
-    print("\n".join(told(judged, list(sound.values()))))
+    target = parse_target(chosen.target)
+    assert isinstance(target, ReleasedEngine)
+    library, code = Library((FOLDER,)), code_of(target)
+    toggles = [each for each in library.all_toggles(target) if each.path.parent.parent == FOLDER]
+    wanted = [each for each in toggles if not chosen.bug or each.pr in chosen.bug]
+    bugs = list(filter(None, (Bug.of(each, code, target.named.version or "") for each in wanted)))
+    scenarios = library.gather(chosen.scenarios or [str(FOLDER.parents[1] / "scenarios")])
+    arms, refused = sound_arms(library, scenarios, target)
+    first, *rest = commons(arms)
+    with (
+        tempfile.TemporaryDirectory(prefix="specdebug-planted-") as folder,
+        WarmPool(first.scenario, first.arms, also=rest) as pool,
+    ):
+        files = sorted({each.file for each in bugs})
+        tell = lambda done, of: print(f"the sound engine: {done} of {of}", file=sys.stderr)  # noqa: E731
+        sound, loud = measure_sound(pool, code, arms, files, Path(folder), tell)
+        sound.sort(key=lambda each: each.cost)
+        planting = Planting(pool, Path(folder), chosen.keep)
+        judged = [planting.judge(bug, sound, first=chosen.first) for bug in bugs]
+    print("\n".join(told(judged, len(sound))))
+    for each in (*refused, *loud):
+        print(f"left out: {each.name}: {each.why}")
     if chosen.json is not None:
         chosen.json.write_text(json.dumps([each.to_dict() for each in judged], indent=1), encoding="utf-8")
     effective = [each for each in judged if each.effect]
-    enough = sum(bool(e.caught) for e in effective) >= CAUGHT * len(effective) - 1e-9
-    named = sum(e.right for e in effective) >= NAMED * len(effective) - 1e-9
-    return int(bool(loud) or not enough or not named)
+    enough = sum(bool(each.caught) for each in effective) >= CAUGHT * len(effective) - 1e-9
+    return int(not enough or sum(each.right for each in effective) < NAMED * len(effective) - 1e-9)
 
 
 if __name__ == "__main__":

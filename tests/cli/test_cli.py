@@ -74,9 +74,9 @@ def test_every_command_has_an_example_which_is_a_command_line(name: str) -> None
 
 
 VERBS = re.compile(
-    "(?:Over [a-z]+: )?(?i:Accept|Add|Ask|Begin|Capture|Change|Compute|Count|Decide|Divide|Do|Draft|Draw|End|Exit|"
+    "(?:Over [a-z ]+: )?(?i:Accept|Add|Ask|Begin|Capture|Change|Compute|Count|Decide|Divide|Do|Draft|Draw|End|Exit|"
     "Expect|Fill|Follow|Give|Go|Hold|Inject|Install|Keep|Kill|Let|Listen|List|Look|Make|Match|Name|Overwrite|Prefill|"
-    "Print|Put|Read|Refuse|Revert|Run|Search|Serve|Set|Show|Spend|Start|State|Stop|Stream|Suspect|Switch|Take|Tell|Use|"
+    "Print|Put|Read|Refuse|Revert|Run|Search|Serve|Set|Show|Spend|Start|State|Stop|Stream|Suspect|Switch|Take|Tell|Try|Use|"
     "Verify|Wait|Where|Write) "
 )
 """What an option's text begins with, for it is a sentence that says what the option does; "Where ..., do it" is one."""

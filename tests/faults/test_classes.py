@@ -31,14 +31,15 @@ def test_a_class_has_its_effect(name: str) -> None:
         assert outcome.verdict == "fail"
         found, done = outcome.violations[0], outcome.injections[0]
         assert found.step is not None
-        assert found.step >= done.step
+        # A key at fault is reported at the step that wrote its position, which a row that is changed later has passed.
+        assert found.step >= done.step or found.site == "target_kv"
         assert found.signature not in ("error@engine", "error@oracle")  # a fault that raises is a fault of ours
 
 
 def test_the_first_pass_of_an_assistant_is_looked_at_even_if_the_tree_stays_the_same() -> None:
     outcome = minimal_run("tied_draft_logits", worker="FROZEN_KV_MTP")
     (injection,) = outcome.injections
-    assert outcome.signature == "mismatch@draft_tree"
+    assert outcome.signature == "mismatch@draft.forward.logits"
     assert outcome.violations[0].step == injection.step
     assert outcome.violations[0].data["tensor"] == "logits"
     assert outcome.violations[0].data["forward"] == 0

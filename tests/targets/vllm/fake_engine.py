@@ -120,7 +120,7 @@ class Engine:
             if made:
                 made, stopped = self.scheduler._update_request_with_output(own, made)
                 reason = own.reason or None
-                one = SimpleNamespace(token_ids=made, finish_reason=reason, stop_reason=own.stop_reason)
+                one = SimpleNamespace(token_ids=made, finish_reason=reason, stop_reason=own.stop_reason, logprobs=None)
                 outputs.append(SimpleNamespace(request_id=rid, outputs=[one], finished=stopped, num_cached_tokens=1))
             if stopped:
                 self.scheduler._free_request(own)

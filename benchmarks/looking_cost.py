@@ -1,4 +1,5 @@
-"""What it costs to look at a release in a worker: trials with every default oracle and probe, and the same steps alone.
+"""Measure what it costs to look at a release in a worker: trials with every default oracle and probe, and the same
+steps alone.
 
 ``python benchmarks/looking_cost.py [--target TARGET] [--trials N] [SCENARIO ...]``: each trial is a fork of a built
 engine; both kinds are run in turns, and the processor time of whole trials is compared, from the fork to the end.
@@ -27,8 +28,7 @@ ALONE = "alone"
 
 def alone(run: ArmRun) -> ArmRun:
     """The run with nothing that looks."""
-    off = OracleSpec(**{each.name: False for each in dataclasses.fields(OracleSpec) if each.default is True})
-    scenario = run.scenario
+    off, scenario = OracleSpec.none(), run.scenario
     arms = {name: dataclasses.replace(arm, oracles=off) for name, arm in scenario.arms.items()}
     bare = dataclasses.replace(scenario, arms=arms, oracles=off)
     return dataclasses.replace(run, scenario=bare, packs=(), expectation=None)

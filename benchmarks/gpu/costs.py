@@ -1,13 +1,13 @@
-"""Measure what probes and oracles cost a step of a released SGLang that is built in a worker: on this machine's GPU
-with its own kernels and CUDA graphs, or on a CPU.
+"""Measure what probes and oracles cost a step of a released SGLang that is built in a worker, on this machine's GPU
+with its own kernels and CUDA graphs. On a CPU ``benchmarks/looking_cost.py`` compares whole trials.
 
 ``python benchmarks/gpu/costs.py OUT [--target sglang] [--batch 1] [--turns 2]`` writes a target of Llama 3 8B's size
 and its EAGLE head, random in bf16, and serves ``--batch`` long requests with them, each kind of arm in a process of its
-own, in turns: alone, with every probe in record mode, with all oracles, with both. ``--cpu`` takes the shipped
-checkpoint in their place. It prints a table of ratios and writes ``costs.json`` to OUT.
+own, in turns: alone, with every probe in record mode, with all oracles, with both. It prints a table of ratios and
+writes ``costs.json`` to OUT.
 
 A step is from the begin of one ``advance`` to that of the next, so what looks between two is in it: the mean of a run,
-without the first ten; on a CPU it is processor time.
+without the first ten.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from rich.table import Table
 
 from specdebug.campaign.loops.replay import Choices, plan
 from specdebug.campaign.preload import PRELOAD
+from specdebug.scenario.grammar import OracleSpec
 from specdebug.scenario.library import Library
 from specdebug.targets.settings import parse_target
 from specdebug.workers.job import Job, WorkerEnd
@@ -38,9 +39,8 @@ MODES = {
     "tree": {"num_steps": 3, "eagle_topk": 4, "num_draft_tokens": 8},
 }
 CONTEXT, PROMPT = 2048, 64
-LOOKS = ("lossless", "draft_kv", "draft_state", "acceptance", "sampling", "ends", "turns", "graphs", "server", "pools")
 NO_PROBES: dict[str, Any] = {"probes": []}
-NO_ORACLES: dict[str, Any] = {"oracles": dict.fromkeys(LOOKS, False)}
+NO_ORACLES: dict[str, Any] = {"oracles": OracleSpec.none().to_dict()}
 KINDS: dict[str, dict[str, Any]] = {
     "alone": {**NO_PROBES, **NO_ORACLES},
     "probes": {"mode": "record", **NO_ORACLES},
@@ -50,7 +50,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 class Heard:
-    """What a worker told: the seconds of its steps, and its verdict's worth of trouble."""
+    """Keeps what a worker tells: the seconds of its steps, or what went wrong."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -91,24 +91,23 @@ def scenario_of(options: Mapping[str, Any], batch: int, tokens: int, target: str
     }
 
 
-def options_of(mode: str, batch: int, folder: Path | None) -> dict[str, Any]:
-    """A scenario's engine. ``folder``: of the large checkpoint; None for the shipped one, on a CPU."""
-    speculative = {"algorithm": "EAGLE", **MODES[mode]}
-    options: dict[str, Any] = {
+def options_of(mode: str, batch: int, folder: Path) -> dict[str, Any]:
+    """A scenario's engine."""
+    return {
+        "device": "cuda",
+        "dtype": "bfloat16",
+        "model": str(folder / "target"),
         "attention_backend": "triton",
+        "context_length": CONTEXT,
         "max_running_requests": batch,
         "radix_cache": False,
-        "speculative": speculative,
+        "speculative": {"algorithm": "EAGLE", "draft_model": str(folder / "eagle"), **MODES[mode]},
         "cuda_graph": {"max_bs": batch, "capture_bs": [batch]},
+        "memory": {"num_slots": 8192},
     }
-    if folder is None:
-        return options
-    speculative["draft_model"] = str(folder / "eagle")
-    large = {"device": "cuda", "dtype": "bfloat16", "model": str(folder / "target"), "context_length": CONTEXT}
-    return options | large | {"memory": {"num_slots": 8192}}
 
 
-def measure(file: Path, kinds: tuple[str, ...], turns: int, clock: str) -> dict[str, list[float]]:
+def measure(file: Path, kinds: tuple[str, ...], turns: int) -> dict[str, list[float]]:
     """Seconds of a step of each kind, a run's mean each turn. Raises SystemExit where an arm took no step."""
     library = Library()
     scenario = library.scenario(str(file))
@@ -116,7 +115,7 @@ def measure(file: Path, kinds: tuple[str, ...], turns: int, clock: str) -> dict[
     with WorkerPool(jobs=1, preload=PRELOAD) as pool:
         for _ in range(turns):
             for run in plan(scenario, Choices(arms=kinds), library):
-                job = run.job_of("timed_steps:timed", workload=run.job(library).payload["workload"], clock=clock)
+                job = run.job_of("timed_steps:timed", workload=run.job(library).payload["workload"])
                 assert job.home is not None  # a released engine has one
                 home = replace(job.home, path=(*job.home.path, str(Path(__file__).parent)))
                 heard = Heard()
@@ -127,8 +126,8 @@ def measure(file: Path, kinds: tuple[str, ...], turns: int, clock: str) -> dict[
     return found
 
 
-def show(found: Mapping[str, Mapping[str, list[float]]], clock: str) -> None:
-    table = Table(title=f"a step, {clock} time, beside SGLang alone (each turn beside its own)")
+def show(found: Mapping[str, Mapping[str, list[float]]]) -> None:
+    table = Table(title="a step beside SGLang alone (each turn beside its own)")
     for column in ("", "ms alone", *list(next(iter(found.values())))[1:]):
         table.add_column(column, justify="right")
     for mode, kinds in found.items():
@@ -151,26 +150,21 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=264, help="of each request")
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
-    parser.add_argument("--cpu", action="store_true")
     options = parser.parse_args()
     parse_target(options.target)
     out = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    clock = "processor" if options.cpu else "wall"
     found: dict[str, dict[str, list[float]]] = {}
     with tempfile.TemporaryDirectory(prefix="specdebug-costs-") as made:
-        folder = None if options.cpu else Path(made)
-        if folder is not None:
-            write_large(folder)
+        folder = Path(made)
+        write_large(folder)
         for mode in options.modes:
             file = Path(made) / f"{mode}.yaml"
             engine = options_of(mode, options.batch, folder)
             file.write_text(yaml.safe_dump(scenario_of(engine, options.batch, options.tokens, options.target)))
-            found[mode] = measure(
-                file, ("alone", *(kind for kind in options.kinds if kind != "alone")), options.turns, clock
-            )
+            found[mode] = measure(file, ("alone", *(kind for kind in options.kinds if kind != "alone")), options.turns)
             (out / "costs.json").write_text(json.dumps({"batch": options.batch, "s": found}, indent=1) + "\n")
-    show(found, clock)
+    show(found)
 
 
 def write_large(folder: Path) -> None:

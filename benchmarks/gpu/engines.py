@@ -10,7 +10,7 @@ CUDA is taken. Logs and tables go to OUT.
     diverge  our engine and SGLang, both with CUDA graphs, tensor by tensor
     standins what stands in for SGLang's kernels on a CPU, beside those kernels (stand_ins.py)
     speed    a step of our engine beside SGLang's (against_sglang.py), alone on the machine
-    costs    what probes, recording and oracles cost SGLang (costs.py); only by its name, for it takes four minutes
+    costs    what probes and oracles cost SGLang (costs.py); only by its name, for it takes four minutes
     hunt     drawn scenarios, eight at a time, for seven minutes; only by its name
 
 Exit codes as ``suite.py``'s.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from specdebug.run.arm import run_arm
@@ -19,31 +19,26 @@ WARM_UP = 10
 class Timed:
     """Notes when each step of a session begins, and when the last is over."""
 
-    def __init__(self, clock: Any) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self.began: list[float] = []
 
     def building(self) -> None: ...
 
     def built(self, loop: RunLoop) -> None:
-        advance = loop.session.advance
+        setattr(loop.session, "advance", self._noted(loop.session.advance))  # noqa: B010 - methods of this one run
+        setattr(loop, "settle", self._noted(loop.settle))  # noqa: B010
 
-        def timed() -> Any:
-            self.began.append(self._clock())
-            return advance()
+    def _noted(self, call: Callable[[], Any]) -> Callable[[], Any]:
+        def noted() -> Any:
+            self.began.append(time.perf_counter())
+            return call()
 
-        def settled() -> Any:
-            self.began.append(self._clock())
-            return settle()
-
-        settle = loop.settle
-        setattr(loop.session, "advance", timed)  # noqa: B010 - methods of this one run
-        setattr(loop, "settle", settled)  # noqa: B010
+        return noted
 
 
 def timed(payload: Mapping[str, Any], sink: Sink) -> None:
     """Run an arm in its worker, and tell the seconds of its steps."""
-    watch = Timed(time.process_time if payload["clock"] == "processor" else time.perf_counter)
+    watch = Timed()
     try:
         run_arm(payload, sink, watch)
     finally:

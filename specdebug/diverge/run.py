@@ -258,9 +258,8 @@ class Diverging:
 def unjudged(run: ArmRun) -> ArmRun:
     """The run without oracles that cost time and see nothing that the fingerprints do not."""
     scenario: Scenario = run.scenario
-    flags: dict[str, Any] = {each.name: False for each in dataclasses.fields(OracleSpec) if each.default is True}
     own = scenario.oracles_of(run.arm)
-    off = OracleSpec(**{**flags, "pools": own.pools, "server": own.server})
+    off = OracleSpec.none(pools=own.pools, server=own.server)
     arms = {name: dataclasses.replace(arm, oracles=off) for name, arm in scenario.arms.items()}
     return dataclasses.replace(run, scenario=dataclasses.replace(scenario, arms=arms, oracles=off), expectation=None)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from specdebug.base.abilities import INSIDE
 from specdebug.base.errors import ContentError, SpecDebugError
 from specdebug.run.session_run import Hits, SessionRun
+from specdebug.scenario.reworked import SET_BACK
 from specdebug.scenario.text import Decode, decoder, load_tokenizer
 from specdebug.targets.base import Asked, Opening, Session, Target
 from specdebug.targets.registry import find_target
@@ -193,7 +194,7 @@ class _Arm(SessionRun):
         logprobs = self._payload["logprobs"] and "logprobs" in session.shows
         if logprobs:
             session.want_logprobs()
-        how = {"logprobs": logprobs, "set_back": self._payload["set_back"]}
+        how = {"logprobs": logprobs, "set_back": self._payload["rework"] == SET_BACK}
         return RunLoop(session, driver, self._sink, judge, max_steps=limit, decode=decode, **how), judge
 
     def _judge(self, scenario: Scenario, asked: Asked, decode: Decode, session: Session) -> Judge:

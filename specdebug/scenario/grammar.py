@@ -7,7 +7,7 @@ Reading, defaults, writing, the JSON schema and ``docs/scenarios.md`` follow fro
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
@@ -334,6 +334,12 @@ class OracleSpec(Part):
         None
     )
     more: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def none(cls, **but: bool) -> OracleSpec:
+        """No oracle looks, ``but`` those that are switched on by name."""
+        off: dict[str, Any] = {each.name: False for each in fields(cls) if each.default is True}
+        return cls(**off | but)
 
     @classmethod
     def read(cls, item: Item, base: OracleSpec | None = None, also: tuple[str, ...] = ()) -> OracleSpec:

@@ -72,7 +72,7 @@ def payload_of(seed: int = 0, prompt: tuple[int, ...] = (1, 2, 3, 4), **engine: 
         "toggles": pickle.dumps(()),
         "packs": pickle.dumps(()),
         "elsewhere": False,
-        "set_back": False,
+        "rework": "",
         "logprobs": False,
         "scenario": pickle.dumps(scenario),
         "workload": pickle.dumps(Workload(requests)),

@@ -108,7 +108,7 @@ class HuntRunner:
         return self._with_twins(ended)
 
     def _with_twins(self, ended: Sequence[tuple[int, ArmResult]]) -> tuple[list[Judged], bool]:
-        """What became of scenarios once those that passed, and have one, were held against their twins."""
+        """Hold the scenarios that passed against their twins, where they have one, and return what became of all."""
         passed = [each for each in ended if each[1].outcome.verdict == "pass"]
         pairs = {number: pair for number, result in passed if (pair := self.pair(number, result.run)) is not None}
         runner = TwinRunner(self.pool, self.library, self.progress, locates=False)

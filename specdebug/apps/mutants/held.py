@@ -1,5 +1,5 @@
-"""What passes the sites of a release with a mutant, held against what passed in the sound engine: in the worker, so
-that nothing but the first difference has to be kept."""
+"""Listeners in a release's worker: one tapes what passes the sites of the sound engine, the other holds against that
+what passes with a mutant. So nothing but the first difference of a mutant's run has to be kept."""
 
 from __future__ import annotations
 

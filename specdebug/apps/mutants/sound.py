@@ -133,8 +133,8 @@ class MutantRun(ArmRun):
 
 @dataclass(frozen=True)
 class Found:
-    """How a mutant's record parts from the sound engine's. ``certain``: it is no rounding; ``doubtful``: differences
-    that have to be looked at to know."""
+    """The comparison of a mutant's record with the sound engine's. ``first``: the first difference, if there is one;
+    ``certain``: it is no rounding; ``doubtful``: differences that have to be looked at to know."""
 
     first: FirstDifference | None = None
     certain: bool = True

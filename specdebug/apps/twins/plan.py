@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -112,7 +111,6 @@ def pair_of(relation: Relation, base: ArmRun, workload: Workload, library: RunCo
 
 def as_it_is(run: ArmRun, key: str) -> ArmRun:
     """The run with its engine options in one place, without oracles and probes, which twins have no need of."""
-    flags: dict[str, Any] = {each.name: False for each in dataclasses.fields(OracleSpec) if each.default is True}
     limits = run.scenario.limits
     wider = replace(limits, timeout_s=limits.timeout_s * SLOWER, max_steps=limits.max_steps * SLOWER)
     arm = replace(run.scenario.arms[run.arm], engine={}, oracles=None, probes=None)
@@ -121,7 +119,7 @@ def as_it_is(run: ArmRun, key: str) -> ArmRun:
         engine=run.options,
         overrides={},
         arms={run.arm: arm},
-        oracles=OracleSpec(**flags),
+        oracles=OracleSpec.none(),
         probes=(),
         limits=wider,
         expect={run.arm: Expectation()},

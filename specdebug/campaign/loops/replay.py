@@ -28,7 +28,7 @@ from specdebug.faults.model import Fault
 from specdebug.patching.toggles import SelectionError, Toggle
 from specdebug.scenario.checks import asked_of, check_faults, engine_shape, option_error
 from specdebug.scenario.grammar import Expectation, ProbeMode, Scenario
-from specdebug.scenario.reworked import SET_BACK, reworked
+from specdebug.scenario.reworked import reworked
 from specdebug.scenario.target_ranges import environment_of, version_of
 from specdebug.targets.base import Asked
 from specdebug.targets.options import EngineShape
@@ -274,7 +274,6 @@ class ArmRun:
             "scenario": pickle.dumps(self.scenario),
             "keeper": self.keeper,
             "rework": self.rework,
-            "set_back": self.rework == SET_BACK,
             "logprobs": self.logprobs,
             "elsewhere": engine.traits.reverts,
             **more,

@@ -177,6 +177,18 @@ class Planting:
         effect = next((f"{each.arm}: {each.differs or each.signature}" for each in other), "")
         return Judged(bug.number, bug.title, bug.stage, effect, caught, len(found))
 
+    def differs_at(self, bug: Bug, arm: str) -> str:
+        """The site of the first tensor that is not the sound engine's in a run that was made, as a signature; empty
+        where there is none."""
+        ran = self._known.get((bug.number, arm))
+        site = "" if ran is None or not ran.differs.startswith("value at ") else ran.differs.removeprefix("value at ")
+        return f"mismatch@{site}" if site else ""
+
+    def differs(self, bug: Bug, arm: Sound) -> bool:
+        """Return True if a run that was made there is not the sound engine's."""
+        ran = self._known.get((bug.number, arm.name))
+        return ran is not None and bool(ran.differs)
+
     def _ran(self, bug: Bug, arm: Sound) -> Ran:
         if (bug.number, arm.name) not in self._known:
             self._folder.mkdir()

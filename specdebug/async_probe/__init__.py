@@ -39,6 +39,7 @@ __all__ = [
     "configure",
     "drain",
     "grouped",
+    "live",
     "mode_from_environment",
     "on_site",
     "parse_message",

@@ -174,6 +174,11 @@ def on_site(hook: SiteHook | None, replayed: ReplayHook | None = None) -> None:
     _active = _gate.active or hook is not None
 
 
+def live() -> bool:
+    """Return True if a probe may look at its tensor: who makes one for probes alone asks first."""
+    return _active
+
+
 def site_hook() -> SiteHook | None:
     """The hook that listens at sites now, for another that wants to listen as well."""
     return _hook

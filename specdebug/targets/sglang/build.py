@@ -12,6 +12,7 @@ from specdebug import async_probe
 from specdebug.targets.base import OverThere
 from specdebug.targets.inside.guard import EngineLook, tell_lost, wrap_all
 from specdebug.targets.sglang.flags import NATIVE_MOVES
+from specdebug.targets.sglang.inside.blocks import BLOCKS, BlockProbes
 from specdebug.targets.sglang.inside.memory import KERNEL_MEMORY, watch_kernels
 from specdebug.targets.sglang.inside.probes import PROBES, probe
 from specdebug.targets.sglang.inside.scheduler import RELEASE, RUN, TAKE, make_scheduler
@@ -53,6 +54,7 @@ def build(words: Sequence[str], there: OverThere, *, cpu: bool, looks: bool) -> 
     wrap_all([(*seat.find(), _tap(taps, name)) for name, seat in seats.items()], EngineLook("batches"))
     seen = attempt(LOOKS, look) if looks else None
     scheduler = make_scheduler(words)
+    attempt(BLOCKS, lambda: wrap_all(BlockProbes().taps(), EngineLook(BLOCKS)))
     async_probe.drain()  # what captures said of buffers that held nothing
     return Built(scheduler, seen, tuple(without_a_gpu()) if cpu else (), taps)
 

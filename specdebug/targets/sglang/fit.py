@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from specdebug.targets.inside.source import Source
 from specdebug.targets.installs.fit import FitPart, added_sites, sites_of, source_of
 from specdebug.targets.installs.store import Installed
-from specdebug.targets.sglang.inside import flashinfer, graphs, memory, probes, scheduler, stages, stand_ins
+from specdebug.targets.sglang.inside import blocks, flashinfer, graphs, memory, probes, scheduler, stages, stand_ins
 from specdebug.targets.sglang.inside.seats import NoSeat, Seat
 
 _HELD = (scheduler.RUN, scheduler.TAKE, *scheduler.HELD_SEATS)
@@ -31,8 +31,9 @@ LOOKS: dict[str, tuple[Seat, ...]] = {
 def parts_of(here: Installed) -> Iterator[FitPart]:
     """Every look, the added probe sites and, on a CPU, every stand-in."""
     source = source_of(here)
+    of_blocks = tuple(seat for seats in blocks.BLOCK_SEATS.values() for seat in seats if source.has(seat.module))
     for what, seats in LOOKS.items():
-        yield FitPart(what, False, _lacking(source, seats))
+        yield FitPart(what, False, _lacking(source, (*seats, *of_blocks) if what == stages.RECORDING else seats))
     patches = added_sites(here)
     lost = tuple(sites_of(here, patches)[1]) if patches else ("there are none for this release",)
     yield FitPart("added probe sites", False, lost)

@@ -34,11 +34,18 @@ ADDED = (
     *("accept.predict", "accept.accept_index", "accept.num_correct_drafts"),
 )
 """Sites that ``probes/sites/sglang.yaml`` adds."""
+OF_BLOCKS = (
+    *("block.input_ids", "block.positions", "draft.out_cache_loc"),
+    *("verify.input_ids", "verify.positions", "verify.out_cache_loc"),
+    *("accept.num_correct_drafts", "accept.bonus", "accept.new_seq_lens"),
+    *("kv_pool.write.loc", "context.commit_lens"),
+)
+"""Sites at which drafters of blocks and of n-grams are looked at (``inside/blocks.py``)."""
 
 
 def passed() -> frozenset[str]:
     """Every site that is passed there by a name of ours."""
-    return frozenset((*(site for _, site in SITES), *ADDED))
+    return frozenset((*(site for _, site in SITES), *ADDED, *OF_BLOCKS))
 
 
 @cache

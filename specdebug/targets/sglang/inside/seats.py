@@ -27,6 +27,11 @@ class Seat:
     look: str
     places: tuple[str, ...]
 
+    @property
+    def module(self) -> str:
+        """That of its newest place, below the package."""
+        return self.places[0].partition(":")[0]
+
     def place(self, source: Source) -> str:
         """The first place that is there. Raises NoSeat."""
         found = next((each for each in self.places if each.startswith(f"{KERNELS}:") or source.has(each)), None)

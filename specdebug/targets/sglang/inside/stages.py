@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specdebug.targets.inside.guard import Call, EngineLook, after, wrap_all
 from specdebug.targets.requests import NotShown
+from specdebug.targets.sglang.inside.blocks import BlockSites
 from specdebug.targets.sglang.inside.memory import EXTEND_REPLAY
 from specdebug.targets.sglang.inside.seats import KERNELS, Seat
 
@@ -72,7 +73,8 @@ def look() -> StageLook:
 def record() -> StageSites:
     """What passes the stages of this process's scheduler from now on. Raises NoSeat."""
     sites = StageSites()
-    wrap_all([(*seat.find(), getattr(sites, name)) for name, seat in SITE_SEATS.items()], EngineLook(RECORDING))
+    taps = [(*seat.find(), getattr(sites, name)) for name, seat in SITE_SEATS.items()]
+    wrap_all([*taps, *BlockSites(sites.add).taps()], EngineLook(RECORDING))
     return sites
 
 
@@ -275,57 +277,58 @@ class StageSites:
         self.computing = False
         self._drafted: Any = None  # what the draft model said last of a prefill, or of accepted tokens
 
-    def _add(self, site: str, tensor: Tensor) -> None:
+    def add(self, site: str, tensor: Tensor) -> None:
         if self.computing:
             self.hear(site, tensor.detach())
 
     @after(bound=1)
     def target_forward(self, answer: Any, worker: Any, *args: Any, **named: Any) -> None:
         if not worker.model_runner.is_draft_worker and not named.get("is_verify") and answer.next_token_ids is not None:
-            self._add("sampler.next_token_ids", answer.next_token_ids)
+            self.add("sampler.next_token_ids", answer.next_token_ids)
 
     def model_forward(self, call: Call, runner: Any, forward_batch: Any, *args: Any, **named: Any) -> Any:
         place = _place(runner.is_draft_worker, forward_batch.forward_mode) if self.computing else None
         if place is None:
             return call(forward_batch, *args, **named)
         ids = _certain_ids(forward_batch) if place == "draft_extend" else forward_batch.input_ids
-        self._add(f"{place}.input_ids", ids)
-        if place == "draft.forward":
-            self._add("draft.forward.positions", forward_batch.positions)
+        self.add(f"{place}.input_ids", ids)
+        if place in ("draft.forward", "block"):
+            self.add(f"{place}.positions", forward_batch.positions)
         answer = call(forward_batch, *args, **named)
         output = answer.logits_output
         if place in ("draft_prefill", "draft_extend"):
             self._drafted = output
             return answer
-        if place in ("target_prefill", "verify") and output.hidden_states is not None:
-            self._add(f"{place}.hidden_states", output.hidden_states)
-        self._add(f"{place}.logits", output.next_token_logits)
+        if place in ("target_prefill", "verify", "block") and output.hidden_states is not None:
+            self.add(f"{place}.hidden_states", output.hidden_states)
+        if place != "block":  # whose tokens are chosen behind it
+            self.add(f"{place}.logits", output.next_token_logits)
         return answer
 
     def extend_replay(self, call: Call, _: Any, forward_batch: Any, *args: Any, **named: Any) -> Any:
-        self._add("draft_extend.input_ids", _certain_ids(forward_batch))
+        self.add("draft_extend.input_ids", _certain_ids(forward_batch))
         self._drafted = call(forward_batch, *args, **named)
         return self._drafted
 
     def draft(self, call: Call, _: Any, batch: Any, *args: Any, **named: Any) -> Any:
-        self._add("draft.bonus", batch.spec_info.bonus_tokens)
+        self.add("draft.bonus", batch.spec_info.bonus_tokens)
         answer = call(batch, *args, **named)
         requests = len(batch.reqs)
         if requests and answer.retrieve_next_token is not None:
             for name in ("retrieve_next_token", "retrieve_next_sibling"):
-                self._add(f"tree.{name}", getattr(answer, name).reshape(requests, -1))
+                self.add(f"tree.{name}", getattr(answer, name).reshape(requests, -1))
         return answer
 
     @after(bound=1)
     def draft_forward(self, answer: Any, worker: Any, *args: Any, **named: Any) -> None:
         if worker.topk > 1:  # a chain has nothing to organize
             _, top_scores_index, draft_tokens = answer[:3]  # from 0.5.18 on probabilities follow
-            self._add("draft.organize.top_scores_index", top_scores_index)
-            self._add("draft.organize.draft_tokens", draft_tokens)
+            self.add("draft.organize.top_scores_index", top_scores_index)
+            self.add("draft.organize.draft_tokens", draft_tokens)
 
     def organize(self, call: Call, score_list: Any, *args: Any, **named: Any) -> Any:
         if self.computing:
-            self._add("draft.organize.scores", torch.cat(score_list, dim=1).flatten(1))
+            self.add("draft.organize.scores", torch.cat(score_list, dim=1).flatten(1))
         return call(*args, **named)
 
     @after(bound=1)
@@ -339,25 +342,25 @@ class StageSites:
     @after(bound=1)
     def sample(self, answer: Any, _: Any, *args: Any, **named: Any) -> None:
         predict, accept_lens, accept_index = answer
-        self._add("accept.predict", predict)
-        self._add("accept.accept_index", accept_index)
-        self._add("accept.num_correct_drafts", accept_lens - 1)
+        self.add("accept.predict", predict)
+        self.add("accept.accept_index", accept_index)
+        self.add("accept.num_correct_drafts", accept_lens - 1)
 
     def _start(self, drafted: Any) -> None:
         """The start of the next draft: what the draft says after the last token that is certain."""
         if drafted is None or drafted.topk_index is None:
             return
         if self._drafted is not None:
-            self._add("draft_extend.logits", self._drafted.next_token_logits)  # by now of the last rows only
-        self._add("draft_extend.topk_index", drafted.topk_index)
+            self.add("draft_extend.logits", self._drafted.next_token_logits)  # by now of the last rows only
+        self.add("draft_extend.topk_index", drafted.topk_index)
         if drafted.topk_index.shape[-1] > 1:  # of a chain it is 1 and never read
-            self._add("draft_extend.topk_p", drafted.topk_p)
+            self.add("draft_extend.topk_p", drafted.topk_p)
 
 
 def _place(drafts: bool, mode: Any) -> str | None:
     """The first part of our names of a forward's sites."""
-    if not drafts and mode.is_target_verify():
-        return "verify"
+    if mode.is_target_verify():
+        return "block" if drafts else "verify"
     if mode.is_decode():
         return "draft.forward" if drafts else "target_decode"
     if drafts and mode.is_draft_extend_v2():

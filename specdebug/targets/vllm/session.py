@@ -33,7 +33,8 @@ from specdebug.targets.vllm.inside.sites import StepSites, StepSitesInOrder
 
 @dataclass(eq=False)
 class VllmRequest:
-    """A request, as ``requests.RequestView``. ``own``: vLLM's. ``prefills``: its next token is a prefill's."""
+    """A request, as ``requests.RequestView``. ``own``: vLLM's. ``prefills``: its next token is a prefill's. ``kept``:
+    the tokens of its output, where a stop string was complete before the last that a verify accepted."""
 
     rid: str
     prompt_ids: Sequence[int]
@@ -47,10 +48,11 @@ class VllmRequest:
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str | None = None
     matched_stop: int | str | None = None
+    kept: int | None = None
 
     @property
     def output_ids(self) -> Sequence[int]:
-        return list(self.own.output_token_ids)
+        return list(self.own.output_token_ids)[: self.kept]
 
     @property
     def all_ids(self) -> Sequence[int]:
@@ -58,7 +60,7 @@ class VllmRequest:
 
     def note_computed(self) -> None:
         """Take in how much has KV: behind the newest token that is kept there is nothing of use."""
-        self.kv_len = min(self.own.num_computed_tokens, self.own.num_tokens - 1)
+        self.kv_len = min(self.own.num_computed_tokens, len(self.all_ids) - 1)
 
     def end(self, reason: str, matched: int | str | None) -> None:
         """Take in how it ended. The model's own end of text is a stop token, too."""
@@ -102,6 +104,7 @@ class VllmSession(Session):
         look, cache = EngineLook("the requests of a step"), config.cache_config
         for name in SCHEDULER_TAPS:
             wrap_method(self._scheduler, name, getattr(self, name.lstrip("_")), look, bound=0)
+        wrap_method(self._engine.output_processor, "_trim_surplus_tokens", self.trim_surplus_tokens, look, bound=0)
         self._look = DraftLook(self.request, self.observers, self._num_steps)
         slots = cache.block_size * cache.num_gpu_blocks
         size = {"vocab_size": self.vocab_size, "block_size": cache.block_size, "num_slots": slots}
@@ -272,6 +275,13 @@ class VllmSession(Session):
             request.end(str(own.get_finished_reason()), own.stop_reason)
             self.observers.tell(Finishing, request)
         return answer
+
+    def trim_surplus_tokens(self, call: Call, state: Any, *args: Any, **named: Any) -> Any:
+        """A stop string is complete; what a verify accepted behind it, the scheduler keeps and nothing else does."""
+        request = self._requests[state.external_req_id]
+        request.kept = state.detokenizer.num_output_tokens()
+        request.note_computed()
+        return call(state, *args, **named)
 
     def preempt_request(self, call: Call, own: Any, *args: Any, **named: Any) -> Any:
         """A request is put back, and will be prefilled again."""

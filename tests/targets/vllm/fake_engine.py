@@ -63,7 +63,7 @@ class Scheduler:
 
 class Engine:
     """A prompt that begins with 0 is declined. ``preempts``: the request that the next step puts back first; ``fails``:
-    the next step raises this."""
+    the next step raises this. ``stops``: by request, the tokens that a stop string leaves it in the next step."""
 
     def __init__(self) -> None:
         self.runner = Runner()
@@ -83,6 +83,8 @@ class Engine:
         self.flushes = True
         self.preempts = ""
         self.fails: Exception | None = None
+        self.stops: dict[str, int] = {}
+        self.output_processor = SimpleNamespace(_trim_surplus_tokens=lambda *_: None)
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.scheduler.requests)
@@ -124,6 +126,12 @@ class Engine:
                 outputs.append(SimpleNamespace(request_id=rid, outputs=[one], finished=stopped, num_cached_tokens=1))
             if stopped:
                 self.scheduler._free_request(own)
+        for rid, kept in self.stops.items():
+            state = SimpleNamespace(
+                external_req_id=rid, detokenizer=SimpleNamespace(num_output_tokens=lambda kept=kept: kept)
+            )
+            self.output_processor._trim_surplus_tokens(state, None, 0)
+            self.scheduler._free_request(self.scheduler.requests[rid])
         return outputs
 
     def _count(self, own: Request) -> int:

@@ -82,6 +82,17 @@ def test_steps_say_what_was_prefilled_and_accepted_and_how_a_request_ended(serve
     assert served.told[0] == ("StepBegan", 1)
 
 
+def test_a_stop_string_cuts_what_a_verify_accepted(served: Served) -> None:
+    served.add("a", [1, 2], Sampling(max_new_tokens=9, stop=("x",)))
+    served.session.advance()
+    served.engine.stops = {"a": 2}
+    served.session.advance()
+    assert len(served.engine.scheduler.requests) == 0
+    (finishing,) = [each for each in served.told if each[0] == "Finishing"]
+    _, rid, kv_len, output, holds = finishing
+    assert (rid, kv_len, len(output), holds) == ("a", 3, 2, True)
+
+
 def test_a_stop_token_cuts_what_a_verify_accepted(served: Served) -> None:
     served.add("a", [1, 2], Sampling(stop_token_ids=(4,)))
     served.session.advance()

@@ -1,4 +1,5 @@
-"""Targets that a scenario speaks of besides its own: one by name, or releases, as ``sglang>=0.5.18,<0.5.23``.
+"""Targets that a scenario speaks of besides its own: one by name, or releases, as ``sglang>=0.5.18,<0.5.23``, or one of
+an engine's model runners, as ``vllm/v2``.
 
 Where several fit a target, the last in the file counts.
 """
@@ -11,14 +12,16 @@ from typing import TypeVar
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from specdebug.base.errors import did_you_mean
-from specdebug.targets.installs.release import ENGINES
+from specdebug.targets.installs.release import ENGINES, RUNNERS
 from specdebug.targets.installs.store import Installed, StoreError, find_installed, store_folder
 from specdebug.targets.registry import target_names
 from specdebug.targets.settings import SERVE, LaunchedServer, ReleasedEngine, TargetChoice
 
 _BOUND = r"(==|!=|<=|>=|<|>)[0-9][0-9A-Za-z.+!-]*"
-TARGET_RANGE = rf"[a-z0-9_.-]+({_BOUND}(,{_BOUND})*)?"  # a target's name, or an engine and versions of it, as a pattern
-_NAMED = re.compile(r"([a-z0-9_.-]+)(.*)", re.DOTALL)
+_NAME = r"[a-z0-9_.-]+(/[a-z0-9]+)?"
+TARGET_RANGE = rf"{_NAME}({_BOUND}(,{_BOUND})*)?"  # a target's name, or an engine and versions of it, as a pattern
+_NAMED = re.compile(rf"({_NAME})(.*)", re.DOTALL)
+_RUNS = {f"{engine}/{runner}": engine for engine, runners in RUNNERS.items() for runner in runners}
 
 _T = TypeVar("_T")
 
@@ -27,13 +30,13 @@ def complaint_of(text: str) -> str | None:
     """What is wrong with a text of the form of :data:`TARGET_RANGE`: there is no such target, or no such versions."""
     name, versions = _parts(text)
     if versions:
-        if name not in ENGINES:
+        if name not in (*ENGINES, *_RUNS):
             return f"'{name}' has no releases{did_you_mean(name, ENGINES)}"
         try:
             SpecifierSet(versions)
         except InvalidSpecifier:
             return f"'{versions}' names no versions; write for example {name}==0.5.13 or {name}>=0.5.18"
-    known = (*ENGINES, *target_names())
+    known = (*ENGINES, *_RUNS, *target_names())
     return None if name in known else f"no target '{name}'{did_you_mean(name, known)}"
 
 
@@ -50,8 +53,8 @@ def holds(text: str, target: TargetChoice) -> bool:
         return name == target.command == SERVE
     if not isinstance(target, ReleasedEngine):
         return name == target
-    if name != target.kind or not versions:
-        return name == target.kind
+    if name not in (target.kind, target.runs) or not versions:
+        return name in (target.kind, target.runs)
     version = version_of(target)
     return version is not None and SpecifierSet(versions, prereleases=True).contains(version)
 
@@ -74,4 +77,4 @@ def environment_of(target: ReleasedEngine) -> Installed | None:
 
 def _parts(text: str) -> tuple[str, str]:
     found = _NAMED.fullmatch(text)
-    return (text, "") if found is None else (found[1], found[2])
+    return (text, "") if found is None else (found[1], found[3])

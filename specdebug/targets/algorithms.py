@@ -4,7 +4,7 @@ its session cannot show. Imports nothing of an engine."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from specdebug.base.abilities import INSIDE, Ability
@@ -43,79 +43,119 @@ class ForeignAlgorithm:
 
 
 _BLOCK = ForeignAlgorithm("block", only_chains=True, unsaid=frozenset({_STEPS, _TOPK}))
-SGLANG: Mapping[str, ForeignAlgorithm] = {
-    "STANDALONE": ForeignAlgorithm("model"),
-    "NGRAM": ForeignAlgorithm(
-        "none", renamed=(("--speculative-eagle-topk", "--speculative-ngram-max-bfs-breadth"),), remembers=True
-    ),
-    "DFLASH": _BLOCK,
-    "DSPARK": _BLOCK,
-    "NEXTN": ForeignAlgorithm("head", hides=frozenset()),
-}
-"""Those of SGLang's that are mapped, from :data:`SINCE` on."""
-SINCE = "0.5.23"
-"""The release of SGLang's that they were tried on."""
 ADAPTIVE = "adaptive"
 """The key of ``speculative`` that has an engine choose its number of steps while it serves."""
-CAN_ADAPT = ("EAGLE", "EAGLE3", "NEXTN")
 
 
-def foreign_in(options: Mapping[str, Any]) -> tuple[str | None, ForeignAlgorithm | None, bool]:
-    """The algorithm that options name, what it is if it is one of :data:`SGLANG`, and if lengths are to adapt."""
-    spec = options.get("speculative")
-    if not isinstance(spec, Mapping):
-        return None, None, False
-    name = spec.get("algorithm", "EAGLE")
-    return name, SGLANG.get(name) if isinstance(name, str) else None, ADAPTIVE in spec
+@dataclass(frozen=True)
+class Repertoire:
+    """What an engine drafts by beside the algorithms of ours.
+
+    Attributes:
+        engine: its name for people. ``release``: the one that they were tried on.
+        foreign: those that are mapped.
+        adapting: algorithms whose chains may adapt their lengths.
+        refused: names that it has and that cannot be run, and why.
+    """
+
+    engine: str
+    release: str
+    foreign: Mapping[str, ForeignAlgorithm] = field(default_factory=dict)
+    adapting: tuple[str, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+    def named(self, options: Mapping[str, Any]) -> tuple[str | None, ForeignAlgorithm | None, bool]:
+        """The algorithm that options name, what it is if it is a foreign one, and if lengths are to adapt."""
+        spec = options.get("speculative")
+        if not isinstance(spec, Mapping):
+            return None, None, False
+        name = str(spec.get("algorithm", "EAGLE"))
+        return name, self.foreign.get(name), ADAPTIVE in spec
+
+    def hidden_by(self, options: Mapping[str, Any]) -> frozenset[Ability]:
+        """The abilities that a session of these options lacks. Chains that change their lengths fit no look at
+        trees."""
+        _, foreign, adapts = self.named(options)
+        return _DRAFTS if adapts else frozenset() if foreign is None else foreign.hides
+
+    def drafts_by_history(self, options: Mapping[str, Any]) -> bool:
+        """Return True if accept lengths of a request depend on which others were served, and when."""
+        _, foreign, adapts = self.named(options)
+        return adapts or (foreign is not None and foreign.remembers)
+
+    def as_ours(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Options with EAGLE in the place of a foreign algorithm, whose shapes of trees it shares. Raises InvalidOption
+        for what such an algorithm cannot have, and for what the engine has not."""
+        name, foreign, adapts = self.named(options)
+        self._refuse(name, foreign, adapts)
+        if foreign is None and not adapts:
+            return dict(options)
+        spec = {key: value for key, value in options["speculative"].items() if key != ADAPTIVE}
+        if adapts:
+            self._check_adaptive(name, options["speculative"])
+        if foreign is None:
+            return {**options, "speculative": spec}
+        if foreign.draft == "model" and not spec.get("draft_model"):
+            raise InvalidOption(f"{name} drafts with a whole model; name it here", ("speculative", "draft_model"))
+        if not foreign.has_model and spec.get("draft_model"):
+            raise InvalidOption(f"{name} drafts without a model", ("speculative", "draft_model"))
+        if foreign.only_chains and spec.get("eagle_topk", 1) != 1:
+            raise InvalidOption(f"must be 1 with algorithm {name}, which drafts chains", ("speculative", "eagle_topk"))
+        for place, value in (("worker", "v2"), ("draft_kv_on_hit", "recompute")):
+            if spec.get(place, value) != value:
+                raise InvalidOption(f"{name} has nothing but {value}", ("speculative", place))
+        return {**options, "speculative": {**spec, "algorithm": "EAGLE"}}
+
+    def _refuse(self, name: str | None, foreign: ForeignAlgorithm | None, adapts: bool) -> None:
+        """Raise InvalidOption for what only other engines have."""
+        if name is not None and name in self.refused:
+            raise InvalidOption(f"{self.engine}'s {name} is not run here: {self.refused[name]}", _ALGORITHM)
+        what, place = f"'{name}'", _ALGORITHM
+        has = [each for each in _EVERY if name in each.foreign]
+        if adapts and not self.adapting:
+            what, place = "that lengths adapt", ("speculative", ADAPTIVE)
+            has = [each for each in _EVERY if each.adapting]
+        elif foreign is not None or not has:
+            return
+        who = f"only {' and '.join(each.engine for each in has)} {'has' if len(has) == 1 else 'have'}"
+        raise InvalidOption(f"{who} {what}; give --target {' or '.join(each.release for each in has)}", place)
+
+    def _check_adaptive(self, name: str | None, spec: Mapping[str, Any]) -> None:
+        place = ("speculative", ADAPTIVE)
+        if not isinstance(spec[ADAPTIVE], bool):
+            raise InvalidOption("must be true or false", place)
+        if spec[ADAPTIVE] and (name not in self.adapting or spec.get("eagle_topk", 1) != 1):
+            raise InvalidOption(f"only chains of {', '.join(self.adapting)} adapt their lengths", place)
 
 
-def hidden_by(options: Mapping[str, Any]) -> frozenset[Ability]:
-    """The abilities that a session of these options lacks. Chains that change their lengths fit no look at trees."""
-    _, foreign, adapts = foreign_in(options)
-    return _DRAFTS if adapts else frozenset() if foreign is None else foreign.hides
-
-
-def drafts_by_history(options: Mapping[str, Any]) -> bool:
-    """Return True if accept lengths of a request depend on which others were served, and when."""
-    _, foreign, adapts = foreign_in(options)
-    return adapts or (foreign is not None and foreign.remembers)
-
-
-def refuse_foreign(options: Mapping[str, Any]) -> None:
-    """Raise InvalidOption for what only SGLang has."""
-    name, foreign, adapts = foreign_in(options)
-    if foreign is None and not adapts:
-        return
-    what, key = (f"'{name}'", "algorithm") if foreign is not None else ("that lengths adapt", ADAPTIVE)
-    raise InvalidOption(f"only SGLang has {what}; give --target sglang=={SINCE}", ("speculative", key))
-
-
-def as_ours(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with EAGLE in the place of an algorithm of :data:`SGLANG`, whose shapes of trees it shares. Raises
-    InvalidOption for what such an algorithm cannot have."""
-    name, foreign, adapts = foreign_in(options)
-    if foreign is None and not adapts:
-        return dict(options)
-    spec = {key: value for key, value in options["speculative"].items() if key != ADAPTIVE}
-    if adapts:
-        _check_adaptive(name, options["speculative"])
-    if foreign is None:
-        return {**options, "speculative": spec}
-    if foreign.draft == "model" and not spec.get("draft_model"):
-        raise InvalidOption(f"{name} drafts with a whole model; name it here", ("speculative", "draft_model"))
-    if not foreign.has_model and spec.get("draft_model"):
-        raise InvalidOption(f"{name} drafts without a model", ("speculative", "draft_model"))
-    if foreign.only_chains and spec.get("eagle_topk", 1) != 1:
-        raise InvalidOption(f"must be 1 with algorithm {name}, which drafts chains", ("speculative", "eagle_topk"))
-    for place, value in (("worker", "v2"), ("draft_kv_on_hit", "recompute")):
-        if spec.get(place, value) != value:
-            raise InvalidOption(f"{name} has nothing but {value}", ("speculative", place))
-    return {**options, "speculative": {**spec, "algorithm": "EAGLE"}}
-
-
-def _check_adaptive(name: str | None, spec: Mapping[str, Any]) -> None:
-    place = ("speculative", ADAPTIVE)
-    if not isinstance(spec[ADAPTIVE], bool):
-        raise InvalidOption("must be true or false", place)
-    if spec[ADAPTIVE] and (name not in CAN_ADAPT or spec.get("eagle_topk", 1) != 1):
-        raise InvalidOption(f"only chains of {', '.join(CAN_ADAPT)} adapt their lengths", place)
+_ALGORITHM = ("speculative", "algorithm")
+SGLANG = Repertoire(
+    "SGLang",
+    "sglang==0.5.23",
+    {
+        "STANDALONE": ForeignAlgorithm("model"),
+        "NGRAM": ForeignAlgorithm(
+            "none", renamed=(("--speculative-eagle-topk", "--speculative-ngram-max-bfs-breadth"),), remembers=True
+        ),
+        "DFLASH": _BLOCK,
+        "DSPARK": _BLOCK,
+        "NEXTN": ForeignAlgorithm("head", hides=frozenset()),
+    },
+    adapting=("EAGLE", "EAGLE3", "NEXTN"),
+)
+VLLM = Repertoire(
+    "vLLM",
+    "vllm==0.32.0",
+    {
+        "STANDALONE": ForeignAlgorithm("model", only_chains=True, hides=_DRAFTS - {"kv"}),
+        "NGRAM": ForeignAlgorithm("none", only_chains=True, hides=_DRAFTS - {"kv"}),
+        "DFLASH": replace(_BLOCK, hides=_DRAFTS - {"kv"}),
+    },
+    refused={
+        "NEXTN": "on a CPU its attention over latents takes 512 of them and 64 rotated, no fewer",
+        "SUFFIX": "it needs arctic-inference, which has no wheel on PyPI",
+    },
+)
+_EVERY = (SGLANG, VLLM)
+NONE = Repertoire("this engine", "embedded")
+"""Of an engine that has nothing but the algorithms of ours."""

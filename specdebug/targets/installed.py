@@ -21,7 +21,7 @@ from specdebug.patching import Patch
 from specdebug.patching.toggles import Toggle, load_registry
 from specdebug.targets.base import Asked, Opening, OverThere, Target
 from specdebug.targets.installs.fit import Mends, mends_of, patches_of
-from specdebug.targets.installs.release import order
+from specdebug.targets.installs.release import RUNNERS, order
 from specdebug.targets.installs.store import Installed, find_installed, look, store_folder
 from specdebug.targets.installs.trees import laid_over
 from specdebug.targets.options import SPACES, options_of
@@ -33,12 +33,12 @@ _found: dict[tuple[Any, ...], dict[int, list[Patch]]] = {}
 _CONFIG = "config.json"
 
 
-def make_import_folder(folder: Path, files: Mapping[str, str]) -> Path:
-    """Make the folder by which an engine's processes find us, below another, on their ``PYTHONPATH``: with a link to
-    this package, so that nothing else of our environment gets into theirs, and some files by path. One of the same
-    content is taken as it is. Raises SpecDebugError."""
-    package = Path(specdebug.__file__).resolve().parent
-    digest = hashlib.sha256(repr((sorted(files.items()), str(package))).encode()).hexdigest()[:12]
+def make_import_folder(folder: Path, files: Mapping[str, str], packages: Sequence[Path] = ()) -> Path:
+    """Make the folder by which an engine's processes find us, below another, on their ``PYTHONPATH``: with links to
+    this package and to other ``packages`` of our environment, so that nothing else of that gets into theirs, and some
+    files by path. One of the same content is taken as it is. Raises SpecDebugError."""
+    linked = (Path(specdebug.__file__).resolve().parent, *packages)
+    digest = hashlib.sha256(repr((sorted(files.items()), *map(str, linked))).encode()).hexdigest()[:12]
     site = folder / f"site-{digest}"
     try:
         site.mkdir(parents=True, exist_ok=True)
@@ -47,11 +47,12 @@ def make_import_folder(folder: Path, files: Mapping[str, str]) -> Path:
             path.parent.mkdir(parents=True, exist_ok=True)
             if not path.exists() or path.read_text(encoding="utf-8") != text:
                 replace_file(path, text.encode())
-        link = site / "specdebug"
-        if not link.is_symlink():
-            beside = name_beside(link)  # another process may link at the same time
-            beside.symlink_to(package)
-            os.replace(beside, link)
+        for package in linked:
+            link = site / package.name
+            if not link.is_symlink():
+                beside = name_beside(link)  # another process may link at the same time
+                beside.symlink_to(package)
+                os.replace(beside, link)
     except OSError as error:
         raise blamed(SpecDebugError, f"cannot write {error.filename or site}: {error.strerror}", error) from None
     return site
@@ -208,6 +209,8 @@ class InstalledTarget(Target):
         there is none, SpecDebugError."""
         settings = self._settings
         here = find_installed(store_folder(None if settings.store is None else Path(settings.store)), settings.named)
+        if settings.runner is not None and here.engine not in RUNNERS:
+            raise SpecDebugError(f"target.runner: {here.engine} has one model runner")
         if settings.tree is None and settings.commit is not None:
             raise SpecDebugError(f"target.commit: {settings.commit} is one of a checkout, which target.tree names")
         return here if settings.tree is None else laid_over(here, settings.tree, settings.commit)

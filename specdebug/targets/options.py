@@ -16,7 +16,7 @@ from specdebug.engine.config import EngineConfig
 from specdebug.engine.workers.registry import ALGORITHMS, LINEUP, WorkerEntry
 from specdebug.faults.catalogue import check_fit, lacking
 from specdebug.faults.model import Fault, FaultClass, Need
-from specdebug.targets.algorithms import ADAPTIVE, SGLANG, as_ours, foreign_in, refuse_foreign
+from specdebug.targets.algorithms import ADAPTIVE, NONE, SGLANG, VLLM, Repertoire
 from specdebug.targets.base import Asked
 from specdebug.targets.settings import TargetChoice
 
@@ -159,23 +159,21 @@ class TargetOptions:
 
     Attributes:
         space: those that a hunt draws from.
-        foreign: algorithms that our engine has not are there, too (``targets/algorithms.py``).
+        algorithms: what it drafts by that our engine has not.
     """
 
     space: OptionSpace
-    foreign: bool = False
+    algorithms: Repertoire = NONE
 
     def read(self, options: Options) -> EngineConfig:
         """The engine's own form of them; of an algorithm that is another engine's with EAGLE in its place."""
-        if not self.foreign:
-            refuse_foreign(options)
-        return EngineConfig.from_dict(as_ours(options))
+        return EngineConfig.from_dict(self.algorithms.as_ours(options))
 
     def completed(self, options: Options) -> dict[str, Any]:
         """The options with every default written out."""
         config = self.read(options)
         plain = config.to_dict()
-        name, foreign, adapts = foreign_in(options)
+        name, foreign, adapts = self.algorithms.named(options)
         if foreign is not None:
             plain["speculative"] |= {"algorithm": name, "draft_model": self._draft_of(options, config)}
         if adapts:
@@ -184,7 +182,7 @@ class TargetOptions:
 
     def _draft_of(self, options: Options, config: EngineConfig) -> str | None:
         """The draft's checkpoint; None where there is none."""
-        name, foreign, _ = foreign_in(options)
+        name, foreign, _ = self.algorithms.named(options)
         given = config.speculative is not None and config.speculative.draft_model
         if foreign is None or given or foreign.draft == "head":
             return config.draft_model
@@ -194,7 +192,7 @@ class TargetOptions:
         """An arm's wishes of our own engine."""
         config = self.read(options)
         spec = config.speculative
-        name, foreign, _ = foreign_in(options)
+        name, foreign, _ = self.algorithms.named(options)
         like_ours = foreign is None or foreign.draft == "head"  # the dense reference has a draft like it
         return Asked(
             model=config.model,
@@ -219,7 +217,7 @@ class TargetOptions:
         if spec is None:
             return plain
         tree = (spec.eagle_topk, spec.num_steps, spec.tree_size)
-        name, foreign, _ = foreign_in(options)
+        name, foreign, _ = self.algorithms.named(options)
         return dataclasses.replace(
             plain, algorithm=name if foreign is not None else spec.algorithm, tree=tree, worker=spec.worker
         )
@@ -318,22 +316,26 @@ class TargetOptions:
 
     def json_schema(self, defs: dict[str, Any]) -> dict[str, Any]:
         """The mapping as JSON schema, which puts what it refers to into ``defs``; every key is optional. It has what
-        only SGLang has, too: an editor does not know the target."""
+        only other engines have, too: an editor does not know the target."""
         schema = EngineConfig.table(defs)
         spec = defs["SpeculativeConfig"]["properties"]
-        spec["algorithm"] = {**spec["algorithm"], "enum": [*ALGORITHMS, *SGLANG]}
+        spec["algorithm"] = {
+            **spec["algorithm"],
+            "enum": list(dict.fromkeys((*ALGORITHMS, *SGLANG.foreign, *VLLM.foreign))),
+        }
         spec[ADAPTIVE] = {"type": "boolean", "description": "SGLang chooses its number of steps while it serves"}
         return schema
 
 
 OURS = TargetOptions(SPACES["embedded"])
-SGLANGS = TargetOptions(SPACES["sglang"], foreign=True)
+SGLANGS = TargetOptions(SPACES["sglang"], SGLANG)
+VLLMS = TargetOptions(SPACES["vllm"], VLLM)
 
 
 def options_of(target: TargetChoice) -> TargetOptions:
     """The options that a target's engine takes; those of SGLang for a server that is nothing else."""
     kind = target if isinstance(target, str) else target.kind
-    return SGLANGS if kind == "sglang" else TargetOptions(SPACES.get(kind, SERVED))
+    return {"sglang": SGLANGS, "vllm": VLLMS}.get(kind) or TargetOptions(SPACES.get(kind, SERVED))
 
 
 def _choices(schema: Any) -> Iterator[str]:

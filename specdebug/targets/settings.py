@@ -40,7 +40,7 @@ from specdebug.base.schema import (
 )
 from specdebug.base.yamlio import parse_yaml
 from specdebug.patching.toggles import OWN_ENGINE
-from specdebug.targets.installs.release import ENGINES, RELEASE, Release, parse_release
+from specdebug.targets.installs.release import ENGINES, RELEASE, RUNNERS, Release, parse_release
 
 SERVE = "serve"
 """In the place of a target's name, or of a command: our own server, with the scenario's engine options."""
@@ -192,6 +192,12 @@ class ReleasedEngine(Started):
         list_of(checked(_left_out, "argument", r"\S")),
         "more words of its command line, after those of the engine's options",
     ] = ()
+    runner: Annotated[
+        str | None,
+        choice(*sorted({each for names in RUNNERS.values() for each in names})),
+        "which of vLLM's model runners serves; `vllm/v2==0.32.0` says the same in one word",
+        Key(default="v1"),
+    ] = None
     mends: Annotated[
         bool, FLAG, "fixes that the release lacks, and that are known (`mends` of toggles), are put into it"
     ] = True
@@ -218,9 +224,16 @@ class ReleasedEngine(Started):
     def named(self) -> Release:
         return parse_release(self.release)
 
+    @property
+    def runs(self) -> str:
+        """The engine and the model runner that serves, as ``vllm/v2``; the engine alone, if it has but one."""
+        runners = RUNNERS.get(self.kind)
+        return self.kind if runners is None else f"{self.kind}/{self.runner or runners[0]}"
+
     def __str__(self) -> str:
         at = "" if self.commit is None else f" at {self.commit[:12]}"
-        return self.release if self.tree is None else f"{self.release}@{self.tree}{at}"
+        release = self.release if self.runner is None else self.release.replace(self.kind, self.runs, 1)
+        return release if self.tree is None else f"{release}@{self.tree}{at}"
 
 
 def engine_of(target: TargetChoice) -> str:
@@ -274,9 +287,12 @@ def _read(item: Item) -> TargetChoice:
     if text == SERVE:
         return LaunchedServer(command=SERVE)
     release, _, tree = text.partition("@")
-    if release.partition("==")[0] in ENGINES:
+    runs = release.partition("==")[0]
+    engine, _, runner = runs.partition("/")
+    if engine in ENGINES and (not runner or runner in RUNNERS.get(engine, ())):
         try:
-            return ReleasedEngine(release=str(parse_release(release)), tree=tree or None)
+            named = parse_release(engine + release.removeprefix(runs))
+            return ReleasedEngine(release=str(named), tree=tree or None, runner=runner or None)
         except SpecDebugError as error:
             raise item.error(str(error)) from None
     if "://" in text:
@@ -287,7 +303,7 @@ def _read(item: Item) -> TargetChoice:
 
 
 def _schema(defs: dict[str, Any]) -> dict[str, Any]:
-    name = {"type": "string", "pattern": f"^({_NAME.pattern}|({'|'.join(ENGINES)})[^@]*@.+|https?://.*)$"}
+    name = {"type": "string", "pattern": f"^({_NAME.pattern}|({'|'.join(ENGINES)})[^@]*(@.+)?|https?://.*)$"}
     return {"anyOf": [name, *(server.table(defs) for server in _SERVERS.values())]}
 
 

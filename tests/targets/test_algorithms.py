@@ -8,8 +8,8 @@ import pytest
 
 from specdebug.base.abilities import INSIDE
 from specdebug.base.errors import InvalidOption
-from specdebug.targets.algorithms import SGLANG, hidden_by
-from specdebug.targets.options import OURS, SGLANGS, options_of
+from specdebug.targets.algorithms import SGLANG, VLLM
+from specdebug.targets.options import OURS, SGLANGS, VLLMS, options_of
 from specdebug.targets.settings import parse_target
 
 
@@ -17,14 +17,30 @@ def drafting(algorithm: str = "EAGLE", **spec: Any) -> dict[str, Any]:
     return {"model": "tiny", "speculative": {"algorithm": algorithm, **spec}}
 
 
-@pytest.mark.parametrize("name", SGLANG)
-def test_our_engine_refuses_it_and_names_the_target_that_has_it(name: str) -> None:
-    for options in (OURS, options_of("embedded"), options_of(parse_target("vllm"))):
-        with pytest.raises(InvalidOption, match=rf"only SGLang has '{name}'; give --target sglang==") as refused:
+@pytest.mark.parametrize("name", SGLANG.foreign)
+def test_our_engine_refuses_it_and_names_the_targets_that_have_it(name: str) -> None:
+    who = r"SGLang and vLLM have" if name in VLLM.foreign else "SGLang has"
+    for options in (OURS, options_of("embedded")):
+        with pytest.raises(InvalidOption, match=rf"only {who} '{name}'; give --target sglang==") as refused:
             options.read(drafting(name))
         assert refused.value.key_path == ("speculative", "algorithm")
     with pytest.raises(InvalidOption, match="only SGLang has that lengths adapt"):
         OURS.read(drafting(adaptive=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("SUFFIX", "vLLM's SUFFIX is not run here: it needs arctic-inference"),
+        ("NEXTN", "vLLM's NEXTN is not run here: on a CPU"),
+        ("DSPARK", "only SGLang has 'DSPARK'; give --target sglang=="),
+    ],
+)
+def test_vllm_refuses_what_it_cannot_run_and_says_why(name: str, why: str) -> None:
+    assert options_of(parse_target("vllm")) is VLLMS
+    with pytest.raises(InvalidOption, match=why) as refused:
+        VLLMS.read(drafting(name))
+    assert refused.value.key_path == ("speculative", "algorithm")
 
 
 @pytest.mark.parametrize(
@@ -64,14 +80,23 @@ def test_the_dense_reference_judges_drafts_of_heads_alone() -> None:
     assert (nextn.algorithm, nextn.draft_model) == ("EAGLE", "tiny-mla-eagle")
     whole = SGLANGS.asked(drafting("STANDALONE", draft_model="tiny"))
     assert (whole.algorithm, whole.draft_model) == ("STANDALONE", None)
-    assert not hidden_by(drafting("NEXTN"))
-    assert not hidden_by(drafting())
-    assert hidden_by(drafting("DFLASH")) == hidden_by(drafting(adaptive=True)) == INSIDE - {"pools"}
+    assert not SGLANG.hidden_by(drafting("NEXTN"))
+    assert not SGLANG.hidden_by(drafting())
+    hidden = INSIDE - {"pools"}
+    assert SGLANG.hidden_by(drafting("DFLASH")) == SGLANG.hidden_by(drafting(adaptive=True)) == hidden
+    assert VLLM.hidden_by(drafting("NGRAM")) == hidden - {"kv"}
 
 
-def test_an_editor_knows_what_only_sglang_has() -> None:
+def test_what_one_engine_drafts_by_history_another_does_not() -> None:
+    ngram = drafting("NGRAM")
+    assert SGLANG.drafts_by_history(ngram)
+    assert not VLLM.drafts_by_history(ngram)
+    assert VLLMS.shape({"speculative": {"algorithm": "NGRAM", "num_steps": 4}}).tree == (1, 4, 5)
+
+
+def test_an_editor_knows_what_only_other_engines_have() -> None:
     defs: dict[str, Any] = {}
     OURS.json_schema(defs)
     spec = defs["SpeculativeConfig"]["properties"]
-    assert {*SGLANG, "EAGLE"} <= set(spec["algorithm"]["enum"])
+    assert {*SGLANG.foreign, *VLLM.foreign, "EAGLE"} <= set(spec["algorithm"]["enum"])
     assert spec["adaptive"]["type"] == "boolean"

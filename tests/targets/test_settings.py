@@ -76,6 +76,28 @@ def test_a_release_that_is_none(text: str, told: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "runner", "name"),
+    [
+        ("vllm==0.32.0", None, "vllm==0.32.0"),
+        ("vllm/v2==0.32.0", "v2", "vllm/v2==0.32.0"),
+        ("{engine: vllm==0.32.0, runner: v1}", "v1", "vllm/v1==0.32.0"),
+    ],
+)
+def test_a_model_runner_is_named_with_the_engine(text: str, runner: str | None, name: str) -> None:
+    choice = parse_target(text)
+    assert isinstance(choice, ReleasedEngine)
+    assert (choice.release, choice.runner, str(choice)) == ("vllm==0.32.0", runner, name)
+    assert parse_target(str(choice)) == choice
+
+
+def test_a_model_runner_that_there_is_not() -> None:
+    with pytest.raises(SpecDebugError, match=r"target\.runner cannot be 'v3'; known: v1, v2"):
+        parse_target("{engine: vllm==0.32.0, runner: v3}")
+    with pytest.raises(SpecDebugError, match="does not fit the form"):
+        parse_target("sglang/v2==0.5.23")
+
+
+@pytest.mark.parametrize(
     ("text", "tree"),
     [
         ("sglang@/a checkout", "/a checkout"),

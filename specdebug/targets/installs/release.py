@@ -19,6 +19,8 @@ from specdebug.base.schema import Item
 from specdebug.base.yamlio import load_yaml
 
 ENGINES = ("sglang", "vllm")
+RUNNERS: Mapping[str, tuple[str, ...]] = {"vllm": ("v1", "v2")}
+"""Engines that have several model runners, and their names, the one that serves unless another is named first."""
 RELEASE = rf"({'|'.join(ENGINES)})(==[0-9A-Za-z.+!-]+)?"
 """A release, as a pattern."""
 SHIPPED = Path(__file__).resolve().parents[2] / "_assets" / "engines"

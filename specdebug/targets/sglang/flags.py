@@ -8,7 +8,7 @@ from typing import Any
 
 from specdebug.base.engine_flags import ENGINE_FLAGS, values_of
 from specdebug.base.errors import InvalidOption
-from specdebug.targets.algorithms import ADAPTIVE, SGLANG, foreign_in
+from specdebug.targets.algorithms import ADAPTIVE, SGLANG
 from specdebug.targets.options import SGLANGS
 
 NO_FLAG: dict[tuple[str, ...], str] = {
@@ -20,7 +20,7 @@ NO_FLAG: dict[tuple[str, ...], str] = {
 }
 """Options that SGLang has not, and what is so there."""
 
-KNOWN = ("EAGLE", "EAGLE3", *SGLANG)
+KNOWN = ("EAGLE", "EAGLE3", *SGLANG.foreign)
 """Algorithms whose drafts its checkpoints can be made from. Its own FROZEN_KV_MTP takes assistants of other layouts."""
 ADAPTING = "--speculative-adaptive"
 
@@ -85,7 +85,7 @@ def mapped(
     require_known(options)
     completed = SGLANGS.completed(options)
     values = values_of(completed)
-    _, foreign, adapts = foreign_in(options)
+    _, foreign, adapts = SGLANG.named(options)
     renamed = (RENAMED if by_phase else {}) | ({} if foreign is None else dict(foreign.renamed))
     unsaid = frozenset() if foreign is None else foreign.unsaid
     words = list(ALWAYS)

@@ -15,7 +15,7 @@ from specdebug.base.abilities import INSIDE, Ability
 from specdebug.base.assets import checkpoint_path
 from specdebug.base.interpreters import ENGINE_ENV, engine_python
 from specdebug.patching import Patch
-from specdebug.targets.algorithms import ForeignAlgorithm, drafts_by_history, foreign_in, hidden_by
+from specdebug.targets.algorithms import SGLANG, ForeignAlgorithm
 from specdebug.targets.base import Asked, Opening, Traits
 from specdebug.targets.installed import InstalledTarget, config_of, make_import_folder, remade
 from specdebug.targets.installs.fit import added_sites, sites_of, source_of
@@ -150,10 +150,10 @@ class SglangTarget(InstalledTarget):
             raise NoTwin("this release has no switch that sets requests back")
         else:
             found = super().twin(relation, options, prompt)
-        return replace(found, unlike=("accept lengths",)) if drafts_by_history(options) else found
+        return replace(found, unlike=("accept lengths",)) if SGLANG.drafts_by_history(options) else found
 
     def forks(self, options: Mapping[str, Any]) -> bool:
-        _, foreign, _ = foreign_in(options)
+        _, foreign, _ = SGLANG.named(options)
         return foreign is None or not foreign.remembers
 
     def notes(self, options: Mapping[str, Any], here: Installed) -> tuple[str, ...]:
@@ -189,7 +189,7 @@ class SglangTarget(InstalledTarget):
         with importing(self._settings):
             import_engine(cpu=asked.device == "cpu")
         words = (*self._mapped(options, here)[0], *self._settings.arguments)
-        shows = (SHOWS - INSIDE | frozenset(there.shows)) - hidden_by(options)
+        shows = (SHOWS - INSIDE | frozenset(there.shows)) - SGLANG.hidden_by(options)
         try:
             built = build(words, there, cpu=asked.device == "cpu", looks=bool(LOOKING & shows))
         except Exception:
@@ -223,7 +223,7 @@ class SglangTarget(InstalledTarget):
         model = sglangs_folder(checkpoint_path(names["model"]).resolve(), below)
         folders: dict[str, Any] = {"seed": 0, "model": str(model)}
         if "draft_model" in names:
-            draft = draft_folder(names["draft_model"], below, foreign_in(options)[1])
+            draft = draft_folder(names["draft_model"], below, SGLANG.named(options)[1])
             folders["speculative"] = {**options["speculative"], "draft_model": str(draft)}
         return mapped({**options, **folders}, cpu=here.device == "cpu", has=source_of(here).has)
 

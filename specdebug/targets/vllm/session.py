@@ -24,10 +24,17 @@ from specdebug.targets.inside.failure import failure_of
 from specdebug.targets.inside.guard import LOST, Call, EngineLook, wrap_method
 from specdebug.targets.requests import CannotBeServed, Lost, RequestView, Sampling, SessionFailed, within_context
 from specdebug.targets.vllm.inside.books import MOST_BLOCKS, check_books
-from specdebug.targets.vllm.inside.boundaries import SCHEDULER_TAPS, Boundaries, BoundaryOnlooker, StepRequests
+from specdebug.targets.vllm.inside.boundaries import (
+    HEADS,
+    SCHEDULER_TAPS,
+    Boundaries,
+    BoundaryOnlooker,
+    StepRequests,
+)
 from specdebug.targets.vllm.inside.kv import BlockReader
 from specdebug.targets.vllm.inside.look import DraftLook
 from specdebug.targets.vllm.inside.probes import SiteProbes
+from specdebug.targets.vllm.inside.second_runner import SecondBoundaries, is_second
 from specdebug.targets.vllm.inside.sites import StepSites, StepSitesInOrder
 
 
@@ -112,7 +119,16 @@ class VllmSession(Session):
         if self._num_steps:
             onlookers.append(self._look)
         self._onlookers = onlookers
-        Boundaries(self._runner, onlookers)
+        drafts = config.speculative_config is not None and config.speculative_config.method in HEADS
+        if is_second(self._runner):
+            SecondBoundaries(self._runner, onlookers, drafts=drafts, blocks_of=self._blocks_of)
+        else:
+            Boundaries(self._runner, onlookers, drafts=drafts)
+
+    def _blocks_of(self, rid: str) -> tuple[int, ...]:
+        """Blocks of KV that the scheduler gave a request, of its first group of layers."""
+        held = self._scheduler.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks[rid]
+        return tuple(block.block_id for block in held)
 
     @property
     def inside(self) -> Any:

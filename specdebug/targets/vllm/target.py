@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
+import importlib.util
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,16 +13,19 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import specdebug
 from specdebug.base.abilities import INSIDE, Ability
 from specdebug.base.assets import checkpoint_path
-from specdebug.base.errors import CheckpointError, InvalidOption
+from specdebug.base.errors import CheckpointError, InvalidOption, SpecDebugError
 from specdebug.base.files import name_beside
 from specdebug.engine.config import EngineConfig, SpeculativeConfig, round_up
+from specdebug.targets.algorithms import VLLM
 from specdebug.targets.base import Asked, Opening, Traits
 from specdebug.targets.installed import InstalledTarget, config_of, make_import_folder, remade
 from specdebug.targets.installs.store import Installed, StoreError
-from specdebug.targets.options import OURS
-from specdebug.targets.relations import RELATIONS
+from specdebug.targets.options import VLLMS
+from specdebug.targets.relations import RELATIONS, Kept, Relation, Twin
+from specdebug.targets.sglang.drafts import block_draft
 from specdebug.workers.home import Home
 from specdebug.workers.pool import PRELOAD
 
@@ -30,8 +34,10 @@ if TYPE_CHECKING:
 
     from specdebug.targets.vllm.session import VllmSession
 
-METHODS = {"EAGLE": "eagle", "EAGLE3": "eagle3"}
+METHODS = {"EAGLE": "eagle", "EAGLE3": "eagle3", "NGRAM": "ngram", "STANDALONE": "draft_model", "DFLASH": "dflash"}
 """vLLM's names of the algorithms."""
+NGRAMS = {"prompt_lookup_min": 1, "prompt_lookup_max": 12}
+"""Tokens that must have followed each other before: the most are tried first."""
 CPU_BLOCK = 32
 """Blocks of its attention on a CPU hold a multiple of so many slots."""
 ALWAYS_ENV = {
@@ -42,6 +48,15 @@ ALWAYS_ENV = {
     "DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",
 }
+SECOND = "VLLM_USE_V2_MODEL_RUNNER"
+"""vLLM's own switch between its model runners."""
+_INTERPRETED_ENV = {"TRITON_INTERPRET": "1"}
+_NAMED = f"specdebug_triton-{specdebug.__version__}.dist-info"
+_BACKEND = {
+    f"{_NAMED}/METADATA": f"Metadata-Version: 2.1\nName: specdebug-triton\nVersion: {specdebug.__version__}\n",
+    f"{_NAMED}/entry_points.txt": "[triton.backends]\ncpu = specdebug.targets.vllm.inside.triton_backend\n",
+}
+"""A distribution that names Triton a backend ``cpu``, without which vLLM takes no Triton on a CPU."""
 ON_CPU_ENV = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
 """GiB, of which how much is used says the number of blocks; and threads: a fork has none of its parent's."""
 WITHOUT_A_GPU = (
@@ -66,9 +81,22 @@ class VllmTarget(InstalledTarget):
             "backend": "it has one attention backend on a CPU",
             "eager": "its graphs are not used here",
             "overlap": "its engine, stepped in one process, waits for each batch as it is",
-            "runner": "its second model runner needs Triton, which its environment on a CPU lacks",
         }
     )
+
+    @property
+    def second(self) -> bool:
+        """True if its model runner V2 serves."""
+        return self._settings.runner == "v2"
+
+    def twin(self, relation: Relation, options: Mapping[str, Any], prompt: int) -> Twin:
+        if relation.name != "runner":
+            return super().twin(relation, options, prompt)
+        named = ("v2", "v1") if self.second else ("v1", "v2")
+        how = f"the model runner {named[1]} in place of {named[0]}"
+        # V2 drafts by n-grams what it finds for a whole chain, V1 as much as follows
+        unlike: tuple[Kept, ...] = ("accept lengths",) if VLLM.named(options)[0] == "NGRAM" else ()
+        return Twin(how, target=replace(self._settings, runner=named[1]), unlike=unlike)
 
     def options_of_twin(self, relation: str, options: Mapping[str, Any], prompt: int) -> dict[str, Any] | None:
         if relation != "page":
@@ -78,11 +106,12 @@ class VllmTarget(InstalledTarget):
         return {"page_size": page, "memory": {"num_slots": round_up(slots, page)}}
 
     def asked(self, options: Mapping[str, Any]) -> Asked:
-        mapped(OURS.read(options), "", "", cpu=True)  # what it cannot do is told before anything is started
+        # what it cannot do is told before anything is started
+        mapped(VLLMS.read(options), "", "", cpu=True, algorithm=VLLMS.shape(options).algorithm)
         device = "cpu"
         with contextlib.suppress(StoreError):  # nothing is installed, which the run will say
             device = self.installed().device
-        asked = replace(OURS.asked(options), device=device, attention_backend="vllm", guards=False, graphs=())
+        asked = replace(VLLMS.asked(options), device=device, attention_backend="vllm", guards=False, graphs=())
         return replace(asked, context_length=self.room(options))
 
     def notes(self, options: Mapping[str, Any], here: Installed) -> tuple[str, ...]:
@@ -91,10 +120,13 @@ class VllmTarget(InstalledTarget):
     def home(self) -> Home:
         here = self.installed()
         cpu = here.device == "cpu"
-        own = ALWAYS_ENV | (ON_CPU_ENV if cpu else {}) | dict(self._settings.variables)
+        interpreted = cpu and self.second
+        own = ALWAYS_ENV | {SECOND: str(int(self.second))} | (ON_CPU_ENV if cpu else {})
+        own |= (_INTERPRETED_ENV if interpreted else {}) | self._settings.variables
+        files, packages = (_BACKEND, [triton_package()]) if interpreted else ({}, [])
         # A GPU's process cannot be forked once it has one, so there each worker imports the engine itself.
         preload = (*PRELOAD, *((f"{__package__}.inside.imported",) if cpu else ()))
-        path = tuple(filter(None, (here.tree, str(make_import_folder(here.folder, {})))))
+        path = tuple(filter(None, (here.tree, str(make_import_folder(here.folder, files, packages)))))
         return Home(here.python, path, tuple(sorted(own.items())), preload)
 
     def open(self, options: Mapping[str, Any], seed: int, opening: Opening) -> VllmSession:
@@ -107,24 +139,54 @@ class VllmTarget(InstalledTarget):
         there = opening.over_there
         with importing(self._settings):
             importlib.import_module(ENGINE)
+        replaced = [*WITHOUT_A_GPU]
+        if asked.device == "cpu" and self.second:
+            from specdebug.targets.inside.speed import interpret_fast
+            from specdebug.targets.vllm.inside.interpreter import mend_interpreter
+
+            interpret_fast()
+            replaced[1:] = ["Triton kernels: Triton's interpreter runs them", *mend_interpreter()]
         engine = build(self.mapped(options, here)[0], self._settings.arguments)
         opening.busy.said("")
         if asked.device == "cpu":
-            opening.say("not_engine_code", parts=list(WITHOUT_A_GPU))
-        return VllmSession(engine, asked, SHOWS - INSIDE | frozenset(there.shows), opening)
+            opening.say("not_engine_code", parts=replaced)
+        shows = (SHOWS - INSIDE | frozenset(there.shows)) - VLLM.hidden_by(options)
+        return VllmSession(engine, asked, shows, opening)
 
     def mapped(self, options: Mapping[str, Any], here: Installed) -> tuple[dict[str, Any], list[str]]:
         """As :func:`mapped`, checkpoints by their folders."""
-        config = OURS.read(options)
-        draft = None
-        if config.draft_model is not None:
-            draft = str(draft_folder(config.draft_model, config.model, here.folder / "checkpoints"))
-        return mapped(config, str(checkpoint_path(config.model).resolve()), draft, cpu=here.device == "cpu")
+        config, algorithm = VLLMS.read(options), VLLMS.shape(options).algorithm
+        named = {place[-1]: name for place, name in VLLMS.checkpoints(options)}
+        draft = named.get("draft_model")
+        if draft is not None:
+            draft = str(self._draft(draft, config.model, options, here.folder / "checkpoints"))
+        model = str(checkpoint_path(config.model).resolve())
+        return mapped(config, model, draft, cpu=here.device == "cpu", algorithm=algorithm)
+
+    def _draft(self, name: str, model: str, options: Mapping[str, Any], below: Path) -> Path:
+        """The folder of a draft. Raises SpecDebugError."""
+        _, foreign, _ = VLLM.named(options)
+        if foreign is None:
+            return draft_folder(name, model, below)
+        made = block_draft(name, below) if foreign.draft == "block" else None
+        return checkpoint_path(name).resolve() if made is None else made
 
 
-def mapped(config: EngineConfig, model: str, draft: str | None, *, cpu: bool) -> tuple[dict[str, Any], list[str]]:
+def triton_package() -> Path:
+    """The folder of our own environment's Triton, which an engine of the same Python can import. Raises SpecDebugError
+    where there is none."""
+    found = importlib.util.find_spec("triton")
+    if found is None or not found.submodule_search_locations:
+        raise SpecDebugError("target.runner: v2 needs Triton, and specdebug's own environment has none")
+    return Path(found.submodule_search_locations[0])
+
+
+def mapped(
+    config: EngineConfig, model: str, draft: str | None, *, cpu: bool, algorithm: str | None = None
+) -> tuple[dict[str, Any], list[str]]:
     """vLLM's engine arguments for an engine of these options, but for the seed, checkpoints by their folders, and what
-    is otherwise there, a line for each option. Raises InvalidOption for what vLLM cannot do."""
+    is otherwise there, a line for each option. ``algorithm``: what it drafts by, where that is not the options' own.
+    Raises InvalidOption for what vLLM cannot do."""
     block, spec = round_up(config.page_size, CPU_BLOCK) if cpu else config.page_size, config.speculative
     lacking = (
         (
@@ -157,20 +219,22 @@ def mapped(config: EngineConfig, model: str, draft: str | None, *, cpu: bool) ->
         "enable_chunked_prefill": config.chunked_prefill_size is not None,
     }
     if spec is not None:
-        _require_possible(spec)
-        draft_of = {"method": METHODS[spec.algorithm], "model": draft, "num_speculative_tokens": spec.num_steps}
-        arguments["speculative_config"] = draft_of
+        algorithm = algorithm or spec.algorithm
+        _require_possible(spec, algorithm)
+        drafts = NGRAMS if draft is None else {"model": draft}
+        method = {"method": METHODS[algorithm], "num_speculative_tokens": spec.num_steps}
+        arguments["speculative_config"] = method | drafts
     return arguments, [note for otherwise, note in lacking if otherwise]
 
 
-def _require_possible(spec: SpeculativeConfig) -> None:
+def _require_possible(spec: SpeculativeConfig, algorithm: str) -> None:
     kept, known = "vLLM keeps the draft's KV with the target's", ", ".join(METHODS)
     for wrong, name, why in (
         (spec.eagle_topk > 1, "eagle_topk", f"vLLM drafts chains, not trees, so it is 1, not {spec.eagle_topk}"),
         (spec.threshold_single != 1.0, "threshold_single", "vLLM has no such threshold"),
         (spec.threshold_acc != 1.0, "threshold_acc", "vLLM has no such threshold"),
         (spec.draft_kv_on_hit != "recompute", "draft_kv_on_hit", kept),
-        (spec.algorithm not in METHODS, "algorithm", f"of vLLM's methods here are {known}; not {spec.algorithm}"),
+        (algorithm not in METHODS, "algorithm", f"of vLLM's methods here are {known}; not {algorithm}"),
     ):
         if wrong:
             raise InvalidOption(why, ("speculative", name))

@@ -84,7 +84,11 @@ def test_of_vllm_the_looks_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     write(tmp_path / "vllm", [place for place in places if not place.endswith(".propose")], {})
     here = installed(monkeypatch, tmp_path / "vllm", "vllm", "0.32.0", "cpu")
     lost = {part.what: part.lost for part in fit_of(here) if part.lost}
-    assert lost == {"the stages of a step": ("vLLM has no v1.spec_decode.eagle:EagleProposer.propose",)}
+    speculator = "v1.worker.gpu.spec_decode.eagle.speculator:EagleSpeculator"
+    assert lost == {
+        "the stages of a step": ("vLLM has no v1.spec_decode.eagle:EagleProposer.propose",),
+        "the stages of a step of its runner V2": (f"vLLM has no {speculator}.propose",),
+    }
 
 
 def test_the_lines_count_what_fits_and_name_the_rest() -> None:

@@ -77,6 +77,7 @@ class Engine:
         self.engine_core = SimpleNamespace(engine_core=core)
         self.vllm_config = SimpleNamespace(
             num_speculative_tokens=3,
+            speculative_config=SimpleNamespace(method="eagle"),
             model_config=SimpleNamespace(get_vocab_size=lambda: VOCABULARY, max_model_len=20),
             cache_config=SimpleNamespace(block_size=64, num_gpu_blocks=4),
         )

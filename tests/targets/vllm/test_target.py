@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import triton
 from safetensors.torch import load_file
 
 from specdebug.base.assets import checkpoint_path
@@ -16,6 +18,7 @@ from specdebug.base.errors import CheckpointError, InvalidOption
 from specdebug.engine.config import EngineConfig
 from specdebug.targets.installs.store import Installed
 from specdebug.targets.registry import find_target
+from specdebug.targets.relations import RELATIONS
 from specdebug.targets.settings import ReleasedEngine
 from specdebug.targets.vllm.target import ARCHITECTURE, VllmTarget, draft_folder, mapped, with_bias_folded
 
@@ -58,7 +61,7 @@ def test_what_is_otherwise_there_is_a_note() -> None:
     [
         ({"eagle_topk": 2, "num_draft_tokens": 4}, "eagle_topk: vLLM drafts chains"),
         ({"threshold_acc": 0.5}, "threshold_acc: vLLM has no such threshold"),
-        ({"algorithm": "FROZEN_KV_MTP"}, "algorithm: .* EAGLE, EAGLE3; not FROZEN_KV_MTP"),
+        ({"algorithm": "FROZEN_KV_MTP"}, "algorithm: .* EAGLE, EAGLE3, .*; not FROZEN_KV_MTP"),
         ({"draft_kv_on_hit": "zero_fill"}, "draft_kv_on_hit: vLLM keeps the draft's KV"),
     ],
 )
@@ -119,3 +122,42 @@ def test_a_tree_is_refused_before_anything_is_started(target: VllmTarget) -> Non
     assert (asked.server, asked.drafts, asked.guards, asked.context_length) == (False, True, False, 256)
     with pytest.raises(InvalidOption, match=r"speculative\.eagle_topk: vLLM drafts chains, not trees"):
         target.asked({"speculative": {"num_steps": 3, "eagle_topk": 2, "num_draft_tokens": 4}})
+
+
+def test_the_second_runner_gets_our_triton_and_a_backend_for_it(target: VllmTarget, tmp_path: Path) -> None:
+    first = dict(target.home().env)
+    assert (first["VLLM_USE_V2_MODEL_RUNNER"], "TRITON_INTERPRET" in first) == ("0", False)
+    second = find_target(replace(target._settings, runner="v2"))
+    env, site = dict(second.home().env), Path(second.home().path[0])
+    assert (env["VLLM_USE_V2_MODEL_RUNNER"], env["TRITON_INTERPRET"]) == ("1", "1")
+    assert (site / "triton").resolve() == Path(triton.__file__).parent.resolve()
+    entries = next(site.glob("specdebug_triton-*.dist-info/entry_points.txt")).read_text()
+    assert entries == "[triton.backends]\ncpu = specdebug.targets.vllm.inside.triton_backend\n"
+    assert not (Path(target.home().path[0]) / "triton").exists()
+
+
+def test_the_other_runner_is_a_twin(target: VllmTarget) -> None:
+    found = target.twin(RELATIONS["runner"], OPTIONS, 8)
+    assert isinstance(found.target, ReleasedEngine)
+    assert (str(found.target), found.unlike) == ("vllm/v2==0.32.0", ())
+    back = find_target(found.target).twin(RELATIONS["runner"], OPTIONS, 8)
+    assert isinstance(back.target, ReleasedEngine)
+    assert (back.target.runs, back.how) == ("vllm/v1", "the model runner v1 in place of v2")
+    ngram = {"speculative": {"algorithm": "NGRAM", "num_steps": 3}}
+    assert target.twin(RELATIONS["runner"], ngram, 8).unlike == ("accept lengths",)
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ({"algorithm": "NGRAM"}, {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 12}),
+        ({"algorithm": "STANDALONE", "draft_model": "tiny"}, {"method": "draft_model", "model": "tiny"}),
+    ],
+)
+def test_an_algorithm_that_only_engines_of_others_have(
+    target: VllmTarget, spec: dict[str, Any], told: dict[str, Any]
+) -> None:
+    arguments, _ = target.mapped({"model": "tiny", "speculative": {**spec, "num_steps": 2}}, target.installed())
+    if "model" in told:
+        told = {**told, "model": str(checkpoint_path("tiny").resolve())}
+    assert arguments["speculative_config"] == told | {"num_speculative_tokens": 2}

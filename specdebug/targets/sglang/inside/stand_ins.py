@@ -216,9 +216,9 @@ def replace_for_cpu() -> tuple[str, ...]:
     has no place for is told."""
     import torch
 
+    from specdebug.targets.inside.speed import interpret_fast
     from specdebug.targets.sglang.inside.flashinfer import use_flashinfer
     from specdebug.targets.sglang.inside.graphs import GRAPHS, use_captured_calls
-    from specdebug.targets.sglang.inside.speed import interpret_fast
 
     nothing: Callable[..., None] = lambda *_, **__: None  # noqa: E731
     torch.cuda.synchronize = nothing

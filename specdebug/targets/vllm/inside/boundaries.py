@@ -33,6 +33,8 @@ DRAFTER_TAPS = {
     "_sample_draft_tokens": "_draft_sampled",
 }
 """Functions of the runner and of the proposer, and the taps of each."""
+HEADS = ("eagle", "eagle3")
+"""Methods of vLLM whose draft is a head that reads the target's rows: those that the taps of a proposer fit."""
 LOOKS = ("look.positions", "look.stored.positions", "look.stored.input_ids", "look.stored.hidden_states")
 """Beside our sites: the positions of a verify's rows, and what each request stores for its next draft."""
 _FORWARD: dict[Doing, str] = {"prefill": "target_prefill", "speculative": "verify", "plain": "target_decode"}
@@ -68,9 +70,9 @@ class BoundaryOnlooker(Protocol):
 class Boundaries:
     """Wraps a runner."""
 
-    def __init__(self, runner: Any, onlookers: Sequence[BoundaryOnlooker]) -> None:
-        """Raises AttributeError where a release has other functions."""
-        look = EngineLook("the stages of a step")
+    def __init__(self, runner: Any, onlookers: Sequence[BoundaryOnlooker], *, drafts: bool = True) -> None:
+        """``drafts``: its drafter is a head, whose stages are told, too. Raises AttributeError where a release has
+        other functions."""
         self._runner = runner
         self._onlookers = onlookers
         self._shares: tuple[StepRequests, ...] = ()
@@ -78,18 +80,24 @@ class Boundaries:
         self._one: Sequence[int] = ()  # a row for each request
         self._forwards = 0  # of the draft model, in this step
         self._last: Any = None  # of the first of them the row of each request that is drafted from
+        self._drafter: Any = None
+        self._attach(EngineLook("the stages of a step"), drafts=drafts)
+
+    def _attach(self, look: EngineLook, *, drafts: bool) -> None:
         for name, tap in RUNNER_TAPS.items():
-            wrap_method(runner, name, getattr(self, tap), look, bound=0)
-        drafter = getattr(runner, "drafter", None)
-        if drafter is not None:
+            wrap_method(self._runner, name, getattr(self, tap), look, bound=0)
+        self._drafter = getattr(self._runner, "drafter", None)
+        if self._drafter is not None and drafts:
             for name, tap in DRAFTER_TAPS.items():
-                wrap_method(drafter, name, getattr(self, tap), look, bound=0)
-            wrap_method(drafter.model, "compute_logits", self._draft_logits, look, bound=0)
-            hooks = self._draft_begins, self._draft_ends
-            begins, ends = (lambda *told, hook=hook: look.attempt(lambda: hook(*told), None) for hook in hooks)
-            drafter.model.register_forward_pre_hook(begins, with_kwargs=True)
-            drafter.model.register_forward_hook(ends)
-            self._drafter = drafter
+                wrap_method(self._drafter, name, getattr(self, tap), look, bound=0)
+            self._attach_draft(self._drafter.model, look)
+
+    def _attach_draft(self, model: Any, look: EngineLook) -> None:
+        wrap_method(model, "compute_logits", self._draft_logits, look, bound=0)
+        hooks = self._draft_begins, self._draft_ends
+        begins, ends = (lambda *told, hook=hook: look.attempt(lambda: hook(*told), None) for hook in hooks)
+        model.register_forward_pre_hook(begins, with_kwargs=True)
+        model.register_forward_hook(ends)
 
     @after(bound=0)
     def _prepared(self, answer: Any, scheduled: Any, counts: Any, *args: Any, **named: Any) -> None:
@@ -110,15 +118,19 @@ class Boundaries:
             tuple(int(batch.token_ids_cpu[n, end]) if end < known[n] else -1 for n, end in enumerate(ends)),
             tuple(tuple(self._runner.requests[rid].block_ids[0]) for rid in rids),
         )
+        self._begun()
+
+    def _begun(self) -> None:
+        """Tell of the step that ``_all`` is of."""
         self._shares = tuple(share for doing in DOINGS if (share := self._share(doing)).places)
-        self._one = (1,) * batch.num_reqs
+        self._one = (1,) * len(self._all.places)
         self._forwards = 0
         for each in self._onlookers:
             each.on_step(self._shares)
 
     def _share(self, doing: Doing) -> StepRequests:
         every = self._all
-        decodes: Doing = "plain" if getattr(self._runner, "drafter", None) is None else "speculative"
+        decodes: Doing = "plain" if self._drafter is None else "speculative"
         chosen = [n for n in every.places if ("prefill" if every.starts[n] < every.totals[n] else decodes) == doing]
         facts = (getattr(every, each.name) for each in fields(every)[1:])
         share = StepRequests(doing, *(tuple(each[n] for n in chosen) for each in facts))
@@ -243,8 +255,11 @@ class Boundaries:
 
     @after(bound=0)
     def _draft_sampled(self, answer: Any, *args: Any, **named: Any) -> None:
+        self._tell_first(answer[0])
+
+    def _tell_first(self, drafted: Tensor) -> None:
+        """Tell of the first token that is drafted for each request. int [B], of the target's vocabulary."""
         if self._shares and self._forwards == 1:
-            ids, targets = answer[0].reshape(-1, 1), self._target_ids()
-            self._tell(
-                "draft_extend.topk_index", ids if targets is None else torch.searchsorted(targets, ids), self._one
-            )
+            ids, targets = drafted.reshape(-1, 1), self._target_ids()
+            index = ids if targets is None else torch.searchsorted(targets, ids)
+            self._tell("draft_extend.topk_index", index, self._one)

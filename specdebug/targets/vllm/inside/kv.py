@@ -12,14 +12,20 @@ _BASE = 128
 """Numbers below it every type of a cache holds exactly."""
 
 
+def _draft_layers(runner: Any) -> set[str]:
+    """The names of a draft's layers, by runner V1 or V2."""
+    places = (("drafter", "_draft_attn_layer_names"), ("speculator", "draft_attn_layer_names"))
+    return {each for owner, names in places for each in getattr(getattr(runner, owner, None), names, ())}
+
+
 class BlockReader:
     """Reads the caches of a runner's layers, by the tables of its ``scheduler``. Where a block holds what is learnt by
     vLLM's own function that writes it: backends have keys in orders of their own."""
 
     def __init__(self, runner: Any, scheduler: Any) -> None:
-        drafter, groups = getattr(runner, "drafter", None), runner.kv_cache_config.kv_cache_groups
+        groups = runner.kv_cache_config.kv_cache_groups
         names = [(name, number) for number, group in enumerate(groups) for name in group.layer_names]
-        drafts = set() if drafter is None else drafter._draft_attn_layer_names
+        drafts = _draft_layers(runner)
         context = runner.compilation_config.static_forward_context
         self._managers = scheduler.kv_cache_manager.coordinator.single_type_managers
         self._layers = {

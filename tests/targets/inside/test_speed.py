@@ -18,7 +18,7 @@ from triton import language
 from triton.language import core
 from triton.runtime import interpreter
 
-from specdebug.targets.sglang.inside.speed import (
+from specdebug.targets.inside.speed import (
     leave_overflow,
     prepare_once,
     remember_dtypes,

@@ -1,5 +1,5 @@
-"""How SGLang runs fast enough on a CPU: Triton's interpreter without what it does anew at every step of a kernel, and
-throws away. What a kernel computes, loads and stores stays the interpreter's."""
+"""How an engine runs fast enough on a CPU: Triton's interpreter without what it does anew at every step of a kernel,
+and throws away. What a kernel computes, loads and stores stays the interpreter's."""
 
 from __future__ import annotations
 

@@ -2,10 +2,10 @@
 
 ``python benchmarks/determinism.py [--runs 100] [--jobs 8] [--device cuda] [--target RELEASE] [--sound] [--fault
 NAME[:key=value,...]]... [SCENARIO ...]``. With faults, which go to the first arm, as in ``specdebug replay --fault``,
-only that arm is run; with ``--sound``, the arms that are to pass. The runs are shared out over ``--jobs`` interpreters,
-which hash strings each in its own order; every arm is then run in a fresh fork of a server that has imported torch, or
-the release, and has built nothing. Exit code 1 when two hashes differ, or an arm has none; 125 when this machine could
-not run an arm.
+only that arm is run; with ``--sound``, the arms that are to pass, and one that fails has no hash. The runs are shared
+out over ``--jobs`` interpreters, which hash strings each in its own order; every arm is then run in a fresh fork of a
+server that has imported torch, or the release, and has built nothing. Exit code 1 when two hashes differ, or an arm has
+none; 125 when this machine could not run an arm.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import multiprocessing
 import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
+from typing import Any
 
 from specdebug.campaign.loops.replay import Choices, replay
 from specdebug.campaign.preload import PRELOAD
@@ -34,7 +35,10 @@ def trace_hashes(options: argparse.Namespace, runs: int) -> dict[tuple[str, str]
     library = Library()
     seen: dict[tuple[str, str], Counter[str]] = {}
     faults = tuple(parse_fault(text) for text in options.fault)
-    there = {"target": parse_target(options.target)} if options.target else {"engine": {"device": options.device}}
+    asked = {"device": options.device, "dtype": options.dtype}
+    there: dict[str, Any] = {"engine": {key: value for key, value in asked.items() if value}}
+    if options.target:
+        there["target"] = parse_target(options.target)
     with WorkerPool(jobs=1 if options.target else 2, preload=PRELOAD) as pool:
         for name in options.scenarios:
             scenario = library.scenario(name)
@@ -43,6 +47,8 @@ def trace_hashes(options: argparse.Namespace, runs: int) -> dict[tuple[str, str]
             for _ in range(runs):
                 for result in replay(pool, library, scenario, Choices(arms=arms, faults=faults, **there)).results:
                     trace = UNAVAILABLE if result.outcome.unavailable else result.outcome.trace_hash
+                    if options.sound and result.outcome.verdict == "fail":
+                        trace = ""
                     seen.setdefault((name, result.run.arm), Counter())[trace] += 1
     return seen
 
@@ -57,7 +63,8 @@ def main() -> int:
     parser.add_argument("scenarios", nargs="*", default=DEFAULT)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=1, help="replays at a time")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", default="", help="cpu unless given, or cuda")
+    parser.add_argument("--dtype", default="", help="of every arm, whatever its scenario says")
     parser.add_argument("--target", help="a release that is installed, as sglang==0.5.23")
     parser.add_argument("--sound", action="store_true", help="only arms that are to pass")
     parser.add_argument("--without", nargs="*", default=[], help="arms that are left out of --sound")
@@ -67,8 +74,8 @@ def main() -> int:
     with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
         futures = [pool.submit(trace_hashes, options, part) for part in shares(options.runs, options.jobs)]
     for future in futures:
-        for arm, counts in future.result().items():
-            seen.setdefault(arm, Counter()).update(counts)
+        for key, counts in future.result().items():
+            seen.setdefault(key, Counter()).update(counts)
     agree, lacking = True, 0
     injected = "".join(f" --fault {text}" for text in options.fault)
     for (scenario, arm), counts in seen.items():

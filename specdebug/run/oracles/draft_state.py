@@ -220,9 +220,12 @@ class DraftStateOracle(Oracle):
         self, text: DraftedText[Any], ids: list[int], kept: list[_Kept]
     ) -> tuple[_Kept, str, _Wrong] | None:
         """The first of these that is wrong, the site and what is wrong of it: a step drafts, and then stores."""
-        lengths = torch.tensor([each.length for each in kept])
-        outputs = text.outputs(lengths)
-        states = self._states(text, ids, kept, outputs)
+        outputs = text.outputs(torch.tensor([each.length for each in kept]))
+        expected = text.stored(torch.tensor([each.length for each in kept]), outputs)
+        shaped = [self._misshapen(each, expected.shape[1:]) for each in kept]
+        fitting = next((index for index, wrong in enumerate(shaped) if wrong is not None), len(kept))
+        states = self._states(text, ids, kept[:fitting], outputs[:fitting], expected[:fitting])
+        states += shaped[fitting : fitting + 1]
         stored = next((index for index, wrong in enumerate(states) if wrong is not None), len(kept))
         trees = [index for index, each in enumerate(kept[:stored]) if each.tree is not None]
         if trees:
@@ -233,11 +236,23 @@ class DraftStateOracle(Oracle):
         found = states[stored] if stored < len(kept) else None
         return None if found is None else (kept[stored], "draft_state", found)
 
+    def _misshapen(self, kept: _Kept, hidden: torch.Size) -> _Wrong | None:
+        """What has another shape than what a request of this draft stores: then no number of it can be compared."""
+        parts = {"hidden_states": list(hidden)}
+        if kept.state.topk_index is not None and self._shape is not None:
+            parts["topk_index"] = [self._shape.topk]
+        for tensor, expected in parts.items():
+            got = list(getattr(kept.state, tensor)[kept.row].shape)
+            if got != expected:
+                return _Wrong(tensor, f"shape {got}, expected {expected}", {"got": got, "expected": expected})
+        return None
+
     def _states(
-        self, text: DraftedText[Any], ids: list[int], kept: list[_Kept], outputs: Tensor
+        self, text: DraftedText[Any], ids: list[int], kept: list[_Kept], outputs: Tensor, expected: Tensor
     ) -> list[_Wrong | None]:
+        if not kept:
+            return []
         dtype = self.bench.settings.target.dtype
-        expected = text.stored(torch.tensor([each.length for each in kept]), outputs)
         off = _off_by(_rows(kept, "hidden_states"), expected)
         drafts = [None] * len(kept) if kept[0].state.topk_index is None else self._drafts(text, kept, outputs)
         return [

@@ -1,6 +1,7 @@
 """Stored draft state and drafted trees: mistakes of the engine that are seen, and rounding that is not."""
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -123,6 +124,31 @@ def test_a_wrong_state_is_named(
     found = Watched(shape).serve(prompts(40, 75), 14)
     assert first(found) == ("mismatch@draft_state", tensor)
     assert all(each.data["rid"] in each.detail and each.step for each in found)
+
+
+@pytest.mark.parametrize(
+    ("cut", "told"),
+    [
+        (lambda state: {"hidden_states": state.hidden_states[:, :0]}, r"hidden_states: shape \[0\], expected \[256\]"),
+        (lambda state: {"topk_index": state.topk_index[:, :1]}, r"topk_index: shape \[1\], expected \[[2-9]\]"),
+    ],
+    ids=["no hidden state", "a draft less"],
+)
+def test_a_state_of_another_shape_is_named(monkeypatch: Patch, cut: Any, told: str) -> None:
+    watched = Watched(TREE)
+    look = watched.session.draft_state
+
+    def later_states_are_cut(requests: Sequence[Any]) -> Any:
+        state = look(requests)
+        parts = {name: getattr(state, name) for name in ("seq_lens", "bonus", "topk_p", "topk_index", "hidden_states")}
+        late = all(len(request.output_ids) > 8 for request in requests)
+        return SimpleNamespace(**parts | (cut(state) if late else {}))
+
+    monkeypatch.setattr(watched.session, "draft_state", later_states_are_cut)
+    found = watched.serve(prompts(40, 75), 24)
+    assert {each.site for each in found} == {"draft_state"}
+    assert len(found) == 2
+    assert all(re.search(told, each.detail) for each in found)
 
 
 def untranslated(original: Any, self: Eagle3Draft, draft_ids: Tensor) -> Tensor:

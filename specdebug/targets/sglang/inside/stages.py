@@ -239,9 +239,10 @@ class DraftRows:
 
 def _stored(spec_info: Any, lengths: Tensor) -> list[Event]:
     """What each request stores for its next draft, after ``lengths`` positions. Of a chain SGLang stores no
-    probabilities but ones."""
-    names = ("bonus_tokens", "topk_p", "topk_index", "hidden_states")
-    rows = {name: kept(getattr(spec_info, name)) for name in names}
+    probabilities but ones. Hidden states that it lacks are of width 0."""
+    rows = {name: kept(getattr(spec_info, name)) for name in ("bonus_tokens", "topk_p", "topk_index")}
+    hidden = spec_info.hidden_states
+    rows["hidden_states"] = torch.empty(len(lengths), 0) if hidden is None else kept(hidden)
     if rows["topk_p"].shape[-1] == 1:
         del rows["topk_p"]
     return [

@@ -60,3 +60,11 @@ def test_each_forward_of_a_draft_has_its_requests_tokens_parents_and_logits() ->
     assert forwards == {"a": [[[0, 1], [0, 1]], [[10, 11], [0, 1]]], "b": [[[2, 3], [0, 1]], [[12, 13], [1, 0]]]}
     assert [each[2].shape for each in look.seen()["b"]["forwards"]] == [(TOPK, VOCAB)] * 2
     assert [float(each[2].mean()) for each in look.seen()["a"]["forwards"]] == [0.0, 1.0]
+
+
+def test_a_draft_that_stores_no_hidden_state_stores_one_of_width_0() -> None:
+    look, batch = StageLook(coin_of_step=True), batch_of("a")
+    batch.spec_info.hidden_states = None
+    look.begin()
+    look.draft_prefill(lambda *_: batch.spec_info, SimpleNamespace(), batch)
+    assert look.seen()["a"]["stored"]["hidden_states"].shape == (0,)

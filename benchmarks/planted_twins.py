@@ -56,8 +56,9 @@ STAGES: Mapping[str, tuple[str, ...]] = OF_EAGLE | {
     "context": ("*@context.*", "*@kv_pool.write.loc", "*@draft_prefill.*", "*@draft_extend.*"),
     "verify": (*OF_EAGLE["verify"], "*@target_*"),
     "accept": (*OF_EAGLE["accept"], "pools@reserve"),
-    "relay": (*OF_EAGLE["relay"], "*@draft.bonus", "*@block.input_ids"),
+    "relay": (*OF_EAGLE["relay"], "*@relay.*", "*@draft.bonus", "*@block.input_ids"),
     "memory": (*OF_EAGLE["memory"], "*@kv_pool.*", "*@*.out_cache_loc"),
+    "radix": (*OF_EAGLE["radix"], "*block_pool*"),
     "ends": (*OF_EAGLE["ends"], "twin@*: stop reasons"),
     "logprobs": ("twin@*: log probabilities",),
 }
@@ -130,10 +131,10 @@ class Twins:
             (each.bug, each.arm, each.round): each for each in (Paired(**json.loads(line)) for line in lines)
         }
 
-    def look(self, bug: Bug, arms: Iterable[Sound]) -> Paired | None:
+    def look(self, bug: Bug, arms: Iterable[Sound], rounds: Iterable[int]) -> Paired | None:
         """The first round of the first arm that is broken; None where none is."""
         every = list(arms)
-        for number in range(len(ROUNDS)):
+        for number in rounds:
             for arm in every:
                 found = self._ran(bug, arm, number)
                 if found.seen:
@@ -175,7 +176,10 @@ def judge(bug: Bug, model: str, planting: Planting, twins: Twins, sound: Sequenc
         more: dict[str, Any] = {"arm": first.arm, "detail": first.detail, "seconds": first.seconds}
         return replace(found, by=first.signature or "", told=told, **more)
     reached = [arm for arm in sound if arm.reaches(cast(Mutant, bug))]
-    pair = twins.look(bug, sorted(reached, key=lambda arm: not planting.differs(bug, arm)))
+    if other := [arm for arm in reached if planting.differs(bug, arm)]:
+        pair = twins.look(bug, other[:2], range(len(ROUNDS)))
+    else:  # its lines, or what they do, may show with log probabilities, or where the engine is another
+        pair = twins.look(bug, (reached or sound)[:1], (1, 0))
     if pair is None:
         return found
     told = pair.located or planting.differs_at(bug, pair.arm) or pair.seen

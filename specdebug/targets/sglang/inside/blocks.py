@@ -74,9 +74,11 @@ class BlockSites:
         self._add("accept.bonus", bonus)
 
     @after(bound=1)
-    def looked_up(self, answer: Any, _: Any, *args: Any, **named: Any) -> None:
-        """The tree that the table has for each request."""
+    def looked_up(self, answer: Any, _: Any, batch: Any, *args: Any, **named: Any) -> None:
+        """What each request's last verify handed on, and the tree that the table has for it."""
         tokens, mask = answer
+        if batch.spec_info is not None:
+            self._add("relay.accept_lens", batch.spec_info.accept_lens)
         self._add("ngram.draft_tokens", torch.from_numpy(tokens))
         self._add("ngram.mask", torch.from_numpy(mask))
 

@@ -90,7 +90,9 @@ def test_what_was_accepted_is_told_by_both_workers_alike() -> None:
 
 def test_a_table_of_n_grams_and_its_tree_are_told() -> None:
     sites, told = heard()
-    sites.looked_up(lambda *_: (np.array([1, 2]), np.array([[1, 0], [1, 1]])), object(), object())
+    handed = SimpleNamespace(spec_info=SimpleNamespace(accept_lens=torch.tensor([2])))
+    sites.looked_up(lambda *_: (np.array([1, 2]), np.array([[1, 0], [1, 1]])), object(), handed)
+    assert told.pop("relay.accept_lens") == [2]
     verify = SimpleNamespace(
         positions=torch.tensor([4, 5]),
         retrieve_next_token=torch.tensor([1, -1]),

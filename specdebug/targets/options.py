@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from packaging.version import Version
+
 from specdebug.base import assets
 from specdebug.base.attention_plans import PLANS, SHIPPED
 from specdebug.base.trial import stream
@@ -18,7 +20,7 @@ from specdebug.faults.catalogue import check_fit, lacking
 from specdebug.faults.model import Fault, FaultClass, Need
 from specdebug.targets.algorithms import ADAPTIVE, NONE, SGLANG, VLLM, Repertoire
 from specdebug.targets.base import Asked
-from specdebug.targets.settings import TargetChoice
+from specdebug.targets.settings import ReleasedEngine, TargetChoice, parse_target
 
 T = TypeVar("T")
 Plain = dict[str, Any]
@@ -77,7 +79,32 @@ class OptionSpace:
             "radix_cache": deal("radix", self.radix),
             "cuda_graph": deal("graph", self.graphs),
         }
+        if isinstance(worker, ForeignEntry):
+            options["attention_backend"] = worker.plan
+            if not worker.eager and not options["cuda_graph"].get("enabled", True):
+                options["cuda_graph"] = dict(self.graphs[0])
         return options, deal("slots", self.tight)
+
+
+@dataclass(frozen=True)
+class ForeignEntry(WorkerEntry):
+    """One that only another engine has, drawn with the plan that it was tried on. ``branches``: it drafts trees;
+    ``draft_model``: what it drafts with, if that is not the model's own; ``eager``: without graphs, too."""
+
+    branches: bool = False
+    draft_model: str | None = None
+    eager: bool = True
+    plan: str = "triton"
+
+    @property
+    def only_chains(self) -> bool:
+        return not self.branches
+
+    def options(self, num_steps: int, eagle_topk: int, num_draft_tokens: int) -> Plain:
+        plain = super().options(num_steps, eagle_topk, num_draft_tokens)
+        if self.draft_model is not None:
+            plain["speculative"]["draft_model"] = self.draft_model
+        return plain
 
 
 _PLANS = tuple(plan.name for plan in SHIPPED)
@@ -91,6 +118,16 @@ SPACES = {
     ),
 }
 """By the kind of target."""
+_NEW_IN_SGLANG = (
+    _EAGLE3,
+    # a made block has three tokens, and DFLASH without graphs takes bfloat16 alone (docs/finds)
+    ForeignEntry("DFLASH", "DFLASH", layers=3, draft_model="tiny-dflash", eager=False),
+    ForeignEntry("DSPARK", "DSPARK", layers=3, draft_model="tiny-dspark"),
+    ForeignEntry("NGRAM", "NGRAM"),
+    ForeignEntry("STANDALONE", "STANDALONE", draft_model="tiny"),
+    ForeignEntry("NEXTN", "NEXTN", model="tiny-mla", draft_model="tiny-mla-eagle"),
+)
+"""What is drawn for SGLang from the release on that they were tried on."""
 SERVED = SPACES["sglang"]
 """For any other server of SGLang's options."""
 
@@ -335,6 +372,12 @@ VLLMS = TargetOptions(SPACES["vllm"], VLLM)
 def options_of(target: TargetChoice) -> TargetOptions:
     """The options that a target's engine takes; those of SGLang for a server that is nothing else."""
     kind = target if isinstance(target, str) else target.kind
+    if isinstance(target, ReleasedEngine) and kind == "sglang":
+        version, since = target.named.version, parse_target(SGLANG.release)
+        assert isinstance(since, ReleasedEngine)
+        if version is not None and Version(version) >= Version(since.named.version or ""):
+            space = replace(SPACES[kind], workers=(*SPACES[kind].workers, *_NEW_IN_SGLANG))
+            return TargetOptions(space, SGLANG)
     return {"sglang": SGLANGS, "vllm": VLLMS}.get(kind) or TargetOptions(SPACES.get(kind, SERVED))
 
 

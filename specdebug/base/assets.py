@@ -1,4 +1,5 @@
-"""Where the shipped checkpoints lie, how a user's word for one becomes a folder, and how many steps a draft takes."""
+"""Where the shipped checkpoints lie, and those that are made; how a user's word for one becomes a folder, and how many
+steps a draft takes."""
 
 import json
 import os
@@ -6,6 +7,7 @@ from pathlib import Path
 
 from specdebug.base.errors import CheckpointError, did_you_mean, one_line
 from specdebug.base.files import read_file
+from specdebug.base.made import MADE, made_checkpoint
 
 CHECKPOINTS = Path(__file__).parents[1] / "_assets" / "checkpoints"
 NAMES = ("tiny", "tiny-eagle", "tiny-eagle3", "tiny-mtp", "tiny-assistant", "tiny-mla", "tiny-mla-eagle")
@@ -15,20 +17,24 @@ _MAX_CONFIG_BYTES = 1 << 20
 def checkpoint_path(name_or_path: str | Path) -> Path:
     """The checkpoint's folder, which holds a ``config.json``. Raises CheckpointError where there is none.
 
-    A shipped name wins over a folder of the same name in the current directory (``./tiny`` is that one).
+    A shipped name wins over a folder of the same name in the current directory (``./tiny`` is that one), and so does
+    the name of one that is made, now if it is not there yet.
     """
     text = str(name_or_path)
     shipped = text in NAMES
-    path = CHECKPOINTS / text if shipped else Path(os.path.expanduser(text))
+    try:
+        made = made_checkpoint(text, CHECKPOINTS / "tiny")
+    except OSError as error:
+        raise CheckpointError(f"'{text}' cannot be made: {error.filename}: {error.strerror}") from None
+    path = made or (CHECKPOINTS / text if shipped else Path(os.path.expanduser(text)))
     if os.path.isfile(path / "config.json"):  # of os.path, nothing raises, whatever the name
         return path
     if shipped:
         raise CheckpointError(f"shipped checkpoint '{text}' is missing from {path}; reinstall specdebug")
     if os.path.isdir(path):
         raise CheckpointError(f"{path} holds no config.json; give a Hugging Face checkpoint folder")
-    raise CheckpointError(
-        f"no checkpoint '{one_line(text, 200)}': neither a folder nor a shipped name{did_you_mean(text, NAMES)}"
-    )
+    hint = did_you_mean(text, (*NAMES, *MADE))
+    raise CheckpointError(f"no checkpoint '{one_line(text, 200)}': neither a folder nor a shipped name{hint}")
 
 
 def name_of(folder: Path) -> str:

@@ -5,6 +5,7 @@ import os
 import secrets
 import shutil
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -95,6 +96,23 @@ def kind_of(path: str | Path) -> str | None:
 def name_beside(path: Path) -> Path:
     """A free path in the same folder, which no other process can make before us by guessing it."""
     return path.with_name(f".specdebug-{secrets.token_hex(8)}")
+
+
+def made_once(folder: Path, write: Callable[[Path], None]) -> None:
+    """Make a folder whole or not at all, unless it is there: ``write`` fills an empty one. Raises OSError."""
+    if folder.is_dir():
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    beside = name_beside(folder)
+    with contextlib.ExitStack() as undo:  # also for a Ctrl-C
+        undo.callback(shutil.rmtree, beside, ignore_errors=True)
+        beside.mkdir()
+        write(beside)
+        try:
+            beside.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # another process was not quicker
+                raise
 
 
 def replace_file(path: Path, data: bytes) -> None:

@@ -12,6 +12,8 @@ from specdebug.base.files import read_file
 
 MAX_BYTES = 64 << 20
 """The size limit of a config; published ones have a few KiB."""
+ARCHITECTURES = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "DeepseekV3ForCausalLM"})
+"""Targets that the dense model is a model of; others' configs may be read as if they were."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +132,15 @@ class ModelConfig:
             chain_hidden_states=bool(raw.get("mtp_chain_hidden_states")),
             target_kv_layers=tuple(raw.get("target_kv_layers") or ()),
         )
+
+
+def is_read(path: Path) -> bool:
+    """Return False for a target's folder whose config names an architecture that the dense model is none of."""
+    try:
+        named = json.loads(read_file(path / "config.json", MAX_BYTES)).get("architectures")
+    except (OSError, ValueError, AttributeError):
+        return True  # its loader says what is wrong
+    return not named or not ARCHITECTURES.isdisjoint(named)
 
 
 def _latent(raw: dict[str, Any]) -> LatentAttention | None:

@@ -1,5 +1,5 @@
-"""Algorithms that engines of others draft by and ours does not: how a scenario's ``speculative`` says each, and what
-its session cannot show. Imports nothing of an engine."""
+"""What engines of others have and ours has not: algorithms to draft by, and a type of its own for what is cached. How a
+scenario says each, and what its session cannot show. Imports nothing of an engine."""
 
 from __future__ import annotations
 
@@ -45,6 +45,8 @@ class ForeignAlgorithm:
 _BLOCK = ForeignAlgorithm("block", only_chains=True, unsaid=frozenset({_STEPS, _TOPK}))
 ADAPTIVE = "adaptive"
 """The key of ``speculative`` that has an engine choose its number of steps while it serves."""
+KV_DTYPE = "kv_cache_dtype"
+"""The engine option that has keys and values stored in another type than the model's."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Repertoire:
         foreign: those that are mapped.
         adapting: algorithms whose chains may adapt their lengths.
         refused: names that it has and that cannot be run, and why.
+        kv_dtypes: types that keys and values may be stored in.
     """
 
     engine: str
@@ -63,6 +66,7 @@ class Repertoire:
     foreign: Mapping[str, ForeignAlgorithm] = field(default_factory=dict)
     adapting: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
+    kv_dtypes: tuple[str, ...] = ()
 
     def named(self, options: Mapping[str, Any]) -> tuple[str | None, ForeignAlgorithm | None, bool]:
         """The algorithm that options name, what it is if it is a foreign one, and if lengths are to adapt."""
@@ -88,8 +92,13 @@ class Repertoire:
         for what such an algorithm cannot have, and for what the engine has not."""
         name, foreign, adapts = self.named(options)
         self._refuse(name, foreign, adapts)
+        if KV_DTYPE in options and options[KV_DTYPE] not in self.kv_dtypes:
+            known = ", ".join(self.kv_dtypes)
+            why = f"must be one of {known}" if known else f"only SGLang stores KV so; give --target {SGLANG.release}"
+            raise InvalidOption(why, (KV_DTYPE,))
+        options = {key: value for key, value in options.items() if key != KV_DTYPE}
         if foreign is None and not adapts:
-            return dict(options)
+            return options
         spec = {key: value for key, value in options["speculative"].items() if key != ADAPTIVE}
         if adapts:
             self._check_adaptive(name, options["speculative"])
@@ -142,6 +151,7 @@ SGLANG = Repertoire(
         "NEXTN": ForeignAlgorithm("head", hides=frozenset()),
     },
     adapting=("EAGLE", "EAGLE3", "NEXTN"),
+    kv_dtypes=("fp8_e5m2", "fp8_e4m3"),
 )
 VLLM = Repertoire(
     "vLLM",

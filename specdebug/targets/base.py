@@ -60,6 +60,7 @@ class Asked:
         graphs: batch sizes for which graphs are captured, ascending.
         exact: sampled tokens have the target's odds; thresholds of acceptance below 1 give drafts more.
         dense: the checkpoint is here, so that the dense reference can judge.
+        quantised: keys and values are stored in another type, so that no reference is a model of what is served.
         server: it is reached over a network.
         probed: it has the arm's probes live itself, and tells what they find.
         context_length: tokens of prompt and output to which requests are cut, for a server that declines longer ones.
@@ -80,6 +81,7 @@ class Asked:
     graphs: tuple[int, ...] = ()
     exact: bool = True
     dense: bool = True
+    quantised: bool = False
     server: bool = False
     probed: bool = False
     context_length: int | None = None

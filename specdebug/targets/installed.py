@@ -3,7 +3,6 @@ folders that are made for them: one by which their processes find us, and checkp
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -16,7 +15,7 @@ from typing import Any
 
 import specdebug
 from specdebug.base.errors import CheckpointError, SpecDebugError
-from specdebug.base.files import name_beside, replace_file
+from specdebug.base.files import made_once, name_beside, replace_file
 from specdebug.patching import Patch
 from specdebug.patching.toggles import Toggle, load_registry
 from specdebug.targets.base import Asked, Opening, OverThere, Target
@@ -72,17 +71,17 @@ def remade(path: Path, config: dict[str, Any], below: Path, weights: Callable[[P
     ``weights``: writes tensors into it in the place of the checkpoint's. Raises SpecDebugError."""
     text = json.dumps(config, indent=1) + "\n"
     made = below / f"{path.name}-{hashlib.sha256(f'{path}{text}'.encode()).hexdigest()[:12]}"
-    if (made / _CONFIG).exists():
-        return made
-    try:
-        made.mkdir(parents=True, exist_ok=True)
+
+    def write(folder: Path) -> None:
         if weights is not None:
-            weights(made)
+            weights(folder)
         for file in path.iterdir():
             if file.name != _CONFIG and (weights is None or file.suffix != ".safetensors"):
-                with contextlib.suppress(FileExistsError):  # another process was quicker
-                    (made / file.name).symlink_to(file)
-        replace_file(made / _CONFIG, text.encode())  # last: it says that all is there
+                (folder / file.name).symlink_to(file)
+        (folder / _CONFIG).write_text(text, encoding="utf-8")
+
+    try:
+        made_once(made, write)
     except OSError as error:
         raise blamed(SpecDebugError, f"cannot write {error.filename or made}: {error.strerror}", error) from None
     return made

@@ -13,12 +13,13 @@ from packaging.version import Version
 
 from specdebug.base import assets
 from specdebug.base.attention_plans import PLANS, SHIPPED
+from specdebug.base.made import MADE
 from specdebug.base.trial import stream
 from specdebug.engine.config import EngineConfig
 from specdebug.engine.workers.registry import ALGORITHMS, LINEUP, WorkerEntry
 from specdebug.faults.catalogue import check_fit, lacking
 from specdebug.faults.model import Fault, FaultClass, Need
-from specdebug.targets.algorithms import ADAPTIVE, NONE, SGLANG, VLLM, Repertoire
+from specdebug.targets.algorithms import ADAPTIVE, KV_DTYPE, NONE, SGLANG, VLLM, Repertoire
 from specdebug.targets.base import Asked
 from specdebug.targets.settings import ReleasedEngine, TargetChoice, parse_target
 
@@ -215,7 +216,7 @@ class TargetOptions:
             plain["speculative"] |= {"algorithm": name, "draft_model": self._draft_of(options, config)}
         if adapts:
             plain["speculative"][ADAPTIVE] = options["speculative"][ADAPTIVE]
-        return plain
+        return plain | ({KV_DTYPE: options[KV_DTYPE]} if KV_DTYPE in options else {})
 
     def _draft_of(self, options: Options, config: EngineConfig) -> str | None:
         """The draft's checkpoint; None where there is none."""
@@ -349,7 +350,7 @@ class TargetOptions:
         """The texts that options can be, without those of other packages, paths and devices."""
         added = {*PLANS, *ALGORITHMS} - {*PLANS.shipped, *ALGORITHMS.shipped}
         defs: dict[str, Any] = {}
-        return frozenset({*assets.NAMES, *_choices([self.json_schema(defs), defs])} - added)
+        return frozenset({*assets.NAMES, *MADE, *_choices([self.json_schema(defs), defs])} - added)
 
     def json_schema(self, defs: dict[str, Any]) -> dict[str, Any]:
         """The mapping as JSON schema, which puts what it refers to into ``defs``; every key is optional. It has what
@@ -361,7 +362,8 @@ class TargetOptions:
             "enum": list(dict.fromkeys((*ALGORITHMS, *SGLANG.foreign, *VLLM.foreign))),
         }
         spec[ADAPTIVE] = {"type": "boolean", "description": "SGLang chooses its number of steps while it serves"}
-        return schema
+        stored = {"enum": [*SGLANG.kv_dtypes], "description": "SGLang stores keys and values in this type"}
+        return schema | {"properties": schema["properties"] | {KV_DTYPE: stored}}
 
 
 OURS = TargetOptions(SPACES["embedded"])

@@ -94,9 +94,20 @@ def test_what_one_engine_drafts_by_history_another_does_not() -> None:
     assert VLLMS.shape({"speculative": {"algorithm": "NGRAM", "num_steps": 4}}).tree == (1, 4, 5)
 
 
+def test_keys_and_values_of_another_type_are_sglang_s_alone_and_of_one_that_it_has() -> None:
+    stored = {**drafting(), "kv_cache_dtype": "fp8_e4m3"}
+    assert SGLANGS.completed(stored)["kv_cache_dtype"] == "fp8_e4m3"
+    assert SGLANGS.shape(stored) == SGLANGS.shape(drafting())
+    other = {**stored, "kv_cache_dtype": "int4"}
+    for space, given, why in ((OURS, stored, "only SGLang"), (VLLMS, stored, "only SGLang"), (SGLANGS, other, "e5m2")):
+        with pytest.raises(InvalidOption, match=why) as refused:
+            space.read(given)
+        assert refused.value.key_path == ("kv_cache_dtype",)
+
+
 def test_an_editor_knows_what_only_other_engines_have() -> None:
     defs: dict[str, Any] = {}
-    OURS.json_schema(defs)
+    assert "fp8_e5m2" in OURS.json_schema(defs)["properties"]["kv_cache_dtype"]["enum"]
     spec = defs["SpeculativeConfig"]["properties"]
     assert {*SGLANG.foreign, *VLLM.foreign, "EAGLE"} <= set(spec["algorithm"]["enum"])
     assert spec["adaptive"]["type"] == "boolean"

@@ -168,7 +168,7 @@ def question_of(each: JudgedPair) -> Inquiry:
     run = each.pair.base
     asked, home = run.asked, find_target(run.target).home()
     by: tuple[str, ...] = (weighing.DENSE,) if asked.dense else ()
-    if home is not None:
+    if home is not None and not asked.quantised:
         alone = each.pair.relation.of == "model"
         by = (weighing.HUGGING_FACE,) if alone else (*by, weighing.HUGGING_FACE)
     return Inquiry(asked.model, by, home, asked.dtype)
@@ -247,7 +247,7 @@ def _weigh_drafts(pairs: Sequence[JudgedPair], pool: WorkerPool) -> None:
     for each in pairs:
         run = each.pair.base
         narrow = [broken for broken in each.compared.breaks if broken.what == "accept lengths"]
-        if not narrow or run.shape.tree is None:
+        if not narrow or run.shape.tree is None or not run.asked.dense:
             continue
         found = [(broken, parting) for broken in narrow if (parting := _parting(each, broken)) is not None]
         payload: dict[str, Any] = {"shape": run.shape, "partings": [parting for _, parting in found]}

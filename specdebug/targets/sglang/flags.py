@@ -8,7 +8,7 @@ from typing import Any
 
 from specdebug.base.engine_flags import ENGINE_FLAGS, values_of
 from specdebug.base.errors import InvalidOption
-from specdebug.targets.algorithms import ADAPTIVE, SGLANG
+from specdebug.targets.algorithms import ADAPTIVE, KV_DTYPE, SGLANG
 from specdebug.targets.options import SGLANGS
 
 NO_FLAG: dict[tuple[str, ...], str] = {
@@ -98,6 +98,7 @@ def mapped(
         if value is not True:  # a switch that is on is its name alone
             words += map(str, value if isinstance(value, (list, tuple)) else (value,))
     words += [ADAPTING] if adapts and completed["speculative"][ADAPTIVE] else []
+    words += ["--kv-cache-dtype", completed[KV_DTYPE]] if KV_DTYPE in completed else []
     lacking = [place for place in NO_FLAG if place != ("device",) and _is_given(options, place)]
     words += (*NO_PREFILL_GRAPHS[by_phase], *(ON_CPU if cpu else ("--device", "cuda")))
     return tuple(words), tuple(f"{'.'.join(place)}: {NO_FLAG[place]}" for place in lacking)

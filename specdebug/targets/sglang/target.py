@@ -15,7 +15,8 @@ from specdebug.base.abilities import INSIDE, Ability
 from specdebug.base.assets import checkpoint_path
 from specdebug.base.interpreters import ENGINE_ENV, engine_python
 from specdebug.patching import Patch
-from specdebug.targets.algorithms import SGLANG, ForeignAlgorithm
+from specdebug.reference.config import is_read
+from specdebug.targets.algorithms import KV_DTYPE, SGLANG, ForeignAlgorithm
 from specdebug.targets.base import Asked, Opening, Traits
 from specdebug.targets.installed import InstalledTarget, config_of, make_import_folder, remade
 from specdebug.targets.installs.fit import added_sites, sites_of, source_of
@@ -66,6 +67,8 @@ SHOWS: frozenset[Ability] = INSIDE | {
 }
 LOOKING: frozenset[Ability] = INSIDE - {"pools"}
 """Abilities for which the stages of its worker are looked at."""
+BY_DENSE: frozenset[Ability] = LOOKING | {"plain", "logits"}
+"""Abilities that mean nothing where the dense reference is no model of what is served."""
 PLUGINS = "sglang.srt.plugins"
 """SGLang's group of entry points."""
 WAITING = "--disable-overlap-schedule"
@@ -138,12 +141,16 @@ class SglangTarget(InstalledTarget):
         asked = replace(SGLANGS.asked(options), device=device, guards=False, zero_fill=False, graphs=())
         # Its sampler cuts by both at once; a verify, which samples all tokens but the first, by one after the other.
         joint: Literal["first", "all"] = "first" if asked.drafts else "all"
-        return replace(asked, context_length=self.room(options), joint=joint)
+        quantised = KV_DTYPE in options
+        dense = not quantised and is_read(checkpoint_path(asked.model))
+        return replace(asked, context_length=self.room(options), joint=joint, dense=dense, quantised=quantised)
 
     def twin(self, relation: Relation, options: Mapping[str, Any], prompt: int) -> Twin:
         (switch,) = RETRACT.places
         if relation.name == "overlap" and WAITING in self._settings.arguments:
             raise NoTwin("its schedule waits for each batch as it is")
+        if relation.name == "reference" and KV_DTYPE in options:
+            raise NoTwin("a reference's keys and values are not quantised")
         if relation.name == "overlap":
             found = Twin(WAITING, target=replace(self._settings, arguments=(*self._settings.arguments, WAITING)))
         elif relation.name == "retracted" and not source_of(self.installed()).has(switch):
@@ -189,7 +196,8 @@ class SglangTarget(InstalledTarget):
         with importing(self._settings):
             import_engine(cpu=asked.device == "cpu")
         words = (*self._mapped(options, here)[0], *self._settings.arguments)
-        shows = (SHOWS - INSIDE | frozenset(there.shows)) - SGLANG.hidden_by(options)
+        hidden = SGLANG.hidden_by(options) | (frozenset() if asked.dense else BY_DENSE)
+        shows = (SHOWS - INSIDE | frozenset(there.shows)) - hidden
         try:
             built = build(words, there, cpu=asked.device == "cpu", looks=bool(LOOKING & shows))
         except Exception:

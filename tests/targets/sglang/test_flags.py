@@ -77,6 +77,11 @@ def test_an_algorithm_without_a_draft_of_sglangs_is_refused() -> None:
         mapped({"page_size": 0}, cpu=True, has=in_0_5_13)
 
 
+def test_the_type_of_stored_keys_and_values_is_said_where_it_is_given() -> None:
+    assert "--kv-cache-dtype fp8_e5m2 " in words({"kv_cache_dtype": "fp8_e5m2"})
+    assert "--kv-cache-dtype" not in words({})
+
+
 def drafting(algorithm: str, **spec: object) -> str:
     said = words({"speculative": {"algorithm": algorithm, "num_steps": 3, **spec}})
     return said[said.index("--speculative") : said.index("--disable-piecewise")]

@@ -23,6 +23,7 @@ from specdebug.targets.installed import make_import_folder
 from specdebug.targets.installs import fit
 from specdebug.targets.installs.store import Installed, StoreError
 from specdebug.targets.registry import find_target
+from specdebug.targets.relations import RELATIONS, NoTwin
 from specdebug.targets.settings import ReleasedEngine
 from specdebug.targets.sglang.target import EMPTY, PLUGINS, SglangTarget, files_to_import
 
@@ -165,6 +166,17 @@ def test_what_cannot_be_is_refused_before_anything_is_started(store: Path, tmp_p
     assert (asked.server, asked.unused, asked.drafts, asked.probed) == (False, (), True, False)
     assert (asked.device, asked.guards, asked.graphs, asked.draft_model) == ("cpu", False, (), "tiny-eagle")
     assert (asked.joint, plain.joint) == ("first", "all")  # sampled tokens that top-k and top-p cut at once
+
+
+def test_what_no_reference_of_ours_is_a_model_of_is_not_judged_by_it(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(store / "cache"))
+    release = target(store)
+    asked = [release.asked(each) for each in (OPTIONS, {"kv_cache_dtype": "fp8_e4m3"}, {"model": "tiny-windows"})]
+    assert [(each.dense, each.quantised) for each in asked] == [(True, False), (False, True), (False, False)]
+    with pytest.raises(NoTwin, match="not quantised"):
+        release.twin(RELATIONS["reference"], {"kv_cache_dtype": "fp8_e4m3"}, 9)
 
 
 def test_known_bugs_are_mended_and_said_to_be_unless_that_is_left_out(

@@ -50,7 +50,7 @@ def attend_slots(
         inside = torch.arange(longest) < ends
         at = slots[some, :longest].masked_fill(~inside, 0)
         # padding reads slot 0, of which nothing may come through, not even a NaN times no weight
-        keys, values = (cache[at].masked_fill(~inside[..., None, None], 0) for cache in (k, v))
+        keys, values = (widened(cache[at]).masked_fill(~inside[..., None, None], 0) for cache in (k, v))
         last = ends - q.shape[1] + torch.arange(q.shape[1]) if causal else (ends - 1).expand(-1, q.shape[1])
         seen = torch.arange(longest) <= last.unsqueeze(2)
         out[some], lse[some] = _attend(q[some], keys, values, scale, seen)
@@ -63,6 +63,27 @@ def padded(flat: Tensor, ends: Sequence[int]) -> tuple[Tensor, list[int]]:
     starts, lengths = list(ends[:-1]), [stop - start for start, stop in pairwise(ends)]
     places = torch.tensor(starts, dtype=torch.int64).unsqueeze(1) + torch.arange(max([*lengths, 0]))
     return flat[places.clamp(max=max(flat.numel() - 1, 0))].long(), lengths
+
+
+def is_quantised(cache: Tensor) -> bool:
+    """True of keys or values that are stored in 8 bits."""
+    return cache.dtype.is_floating_point and cache.dtype.itemsize == 1
+
+
+def widened(part: Tensor) -> Tensor:
+    """Keys or values as they are computed with."""
+    return part.float() if is_quantised(part) else part
+
+
+def rounded(q: Tensor, keys: Tensor) -> Tensor:
+    """Queries as Triton's kernels multiply them with stored keys: in the type of these."""
+    return q.to(keys.dtype).to(q.dtype) if is_quantised(keys) else q
+
+
+def sunk(out: Tensor, lse: Tensor, sinks: Tensor | None) -> Tensor:
+    """Attention of which each head's sink, float32 [heads], has its part of the weight. out: [..., heads, D]; lse:
+    [..., heads]."""
+    return out if sinks is None else out * torch.sigmoid(lse - sinks.float()).unsqueeze(-1)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -156,7 +177,8 @@ def decode_stage1(given: Given) -> None:
     counts = [stop - start for start, stop in zip(starts, stops, strict=True)]
     places = torch.tensor(starts).unsqueeze(1) + torch.arange(max(counts))
     slots = at[torch.tensor(requests).unsqueeze(1), places.clamp(max=at.shape[1] - 1)]
-    out, lse = attend_slots(q[requests].unsqueeze(1), keys, values, slots, counts, given["sm_scale_withk"])
+    q = rounded(q[requests].unsqueeze(1), keys)
+    out, lse = attend_slots(q, keys, values, slots, counts, given["sm_scale_withk"])
     mid, mid_lse = _partial(given, given["Att_Out"], given["Att_Lse"], (batch, heads, most))
     mid[requests, :, numbers] = out[:, 0].to(mid.dtype)
     mid_lse[requests, :, numbers] = lse[..., 0].to(mid_lse.dtype)
@@ -172,8 +194,9 @@ def decode_stage2(given: Given) -> None:
         there[request, split] = True
     some = there.any(1).nonzero().flatten()
     there = there[some, None]
-    weights = mid_lse[some].float().masked_fill(~there, float("-inf")).softmax(-1).unsqueeze(-1)
-    whole = (weights * mid[some].float().masked_fill(~there.unsqueeze(-1), 0)).sum(2) * given["v_scale"]
+    logs = mid_lse[some].float().masked_fill(~there, float("-inf"))
+    whole = (logs.softmax(-1).unsqueeze(-1) * mid[some].float().masked_fill(~there.unsqueeze(-1), 0)).sum(2)
+    whole = sunk(whole, logs.logsumexp(-1), given.get("sink_ptr")) * given["v_scale"]
     out = _strided(given["O"], (batch, heads, given["Lv"]), given["stride_obs"], given["stride_oh"])
     out[some] = whole.to(out.dtype)
 
@@ -213,12 +236,17 @@ def _extend_reads(given: Given) -> Iterator[KernelRead]:
     yield from rows_of("kv_indices", from_pointer(given["kv_indices"]), ends)
     if not given["USE_CUSTOM_MASK"]:
         return
-    mask, mask_indptr = given["mask_ptr"], given["mask_indptr"]
-    yield "mask_indptr", mask_indptr[: len(rows) - 1], 0
-    for row, start in enumerate(mask_indptr[: len(rows) - 1].tolist()):
-        count, length = rows[row + 1] - rows[row], ends[row + 1] - ends[row]
-        whole = from_pointer(mask)[start : start + count * (length + count)].view(count, length + count)
-        yield "custom_mask", whole[:, length:], row  # what is cached is seen without being asked for
+    yield "mask_indptr", given["mask_indptr"][: len(rows) - 1], 0
+    for row in range(len(rows) - 1):
+        yield "custom_mask", _asked_mask(given, row, ends[row + 1] - ends[row], rows[row + 1] - rows[row]), row
+
+
+def _asked_mask(given: Given, request: int, cached: int, count: int) -> Tensor:
+    """The columns of a request's mask that are of its new tokens, [count, count]: what is cached is seen without being
+    asked for. A row begins with what lies before a window."""
+    before = int(given["window_kv_offset_ptr"][request]) if given.get("SLIDING_WINDOW_SIZE", -1) > 0 else 0
+    start, width = int(given["mask_indptr"][request]), before + cached + count
+    return from_pointer(given["mask_ptr"])[start : start + count * width].view(count, width)[:, -count:]
 
 
 def extend(given: Given) -> None:
@@ -252,20 +280,40 @@ def extend(given: Given) -> None:
         new = slice(rows[request], rows[request + 1])
         done = min(count, blocks * given["BLOCK_M"])
         visible = _visible(given, request, at.numel(), count)[:done]
-        every = torch.cat((keys[at], new_k[new].to(keys.dtype))), torch.cat((values[at], new_v[new].to(values.dtype)))
-        answer = attend(q[new][:done], *every, given["sm_scale"], False, visible)[0]
+        parts = (keys[at], values[at]), (new_k[new], new_v[new])
+        answer, lse = _over_both(q[new][:done], *parts, given["sm_scale"], visible)
+        answer = sunk(answer, lse.T, given.get("sink_ptr"))
         out[new.start : new.start + done] = answer.to(out.dtype)
+
+
+def _over_both(
+    q: Tensor, cached: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], scale: float, visible: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As :func:`attend`, over keys and values that are stored and those of new tokens, which the kernel reads as they
+    were computed, whatever the type of those that are stored."""
+    if not is_quantised(cached[0]):
+        keys, values = (torch.cat((old, part.to(old.dtype))) for old, part in zip(cached, new, strict=True))
+        return attend(q, keys, values, scale, False, visible)
+    count, (keys, values) = cached[0].shape[0], map(widened, cached)
+    one = attend(rounded(q, cached[0]), keys, values, scale, False, visible[:, :count])
+    other = attend(q, *new, scale, False, visible[:, count:])
+    answer, lse = merge_state_v2(one[0], one[1].T, other[0], other[1].T)
+    return answer, lse.T
 
 
 def _visible(given: Given, request: int, cached: int, count: int) -> Tensor:
     """The positions that each new token of a request sees, bool [count, cached + count]."""
     visible = torch.ones(count, cached + count, dtype=torch.bool)
     if given["USE_CUSTOM_MASK"]:
-        start = int(given["mask_indptr"][request])
-        flat = from_pointer(given["mask_ptr"])[start : start + visible.numel()].view_as(visible).bool()
-        visible[:, cached:] = flat[:, cached:]
+        visible[:, cached:] = _asked_mask(given, request, cached, count).bool()
     elif given["IS_CAUSAL"]:
         visible[:, cached:].tril_()
+    window = given.get("SLIDING_WINDOW_SIZE", -1)
+    if window > 0:
+        behind = torch.arange(cached, cached + count).unsqueeze(1) - torch.arange(cached + count)
+        visible &= behind <= window
+        if not given["IS_CAUSAL"]:
+            visible[:, cached:] &= behind[:, cached:] >= -window
     return visible
 
 
@@ -290,8 +338,8 @@ STAGE2 = TorchKernel(
     _split_reads,
     frozenset({"Mid_O", "Mid_O_1", "O", "v_scale", "kv_indptr", "num_kv_splits", "stride_obs", "stride_oh",
                "MAX_KV_SPLITS", "MIN_BLOCK_KV", "Lv", *_MID}),
-    frozenset(),
-    {"HAS_SINK": (False,), "FORCED_KV_SPLITS": (0,)},
+    frozenset({"HAS_SINK", "sink_ptr"}),
+    {"FORCED_KV_SPLITS": (0,)},
 )  # fmt: skip
 EXTENDING = TorchKernel(
     EXTEND,
@@ -300,9 +348,8 @@ EXTENDING = TorchKernel(
     frozenset({"Q_Extend", "K_Extend", "V_Extend", "O_Extend", "qo_indptr", "mask_ptr", "mask_indptr", "sm_scale", "Lq",
                "Lv", "BLOCK_M", "USE_CUSTOM_MASK", "IS_CAUSAL", *_BUFFERS, *_CACHED,
                *(f"stride_{which}" for which in ("qbs", "qh", "kbs", "kh", "vbs", "vh", "obs", "oh"))}),
-    frozenset({"PAGE_SIZE"}),
-    {**_UNCAPPED, "SLIDING_WINDOW_SIZE": (-1,), "SKIP_PREFIX_CUSTOM_MASK": (True,), "k_scale": (1.0, None),
-     "v_scale": (1.0, None)},
+    frozenset({"PAGE_SIZE", "HAS_SINK", "sink_ptr", "SLIDING_WINDOW_SIZE", "window_kv_offset_ptr"}),
+    {**_UNCAPPED, "SKIP_PREFIX_CUSTOM_MASK": (True,), "k_scale": (1.0, None), "v_scale": (1.0, None)},
 )  # fmt: skip
 
 
@@ -358,6 +405,7 @@ def flash_attention(
     others = dict.fromkeys((name for name in more if not _FLASH_HOW.fullmatch(name)), (None, 0, False))
     refuse("flash_attn_with_kvcache", given, window_size=((-1, -1),), softcap=(0.0,), **others)
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    q = q.bfloat16() if is_quantised(q) else q  # in which it answers, too
     flat = q.reshape(-1, *q.shape[-2:])
     each = q.shape[1] if cu_seqlens_q is None else 0
     cuts = list(range(0, flat.shape[0] + 1, each)) if cu_seqlens_q is None else cu_seqlens_q.tolist()

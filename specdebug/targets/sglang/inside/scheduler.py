@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from specdebug.targets.sglang.inside.seats import Seat, in_sglang
+from specdebug.targets.sglang.inside.windows import MAP, full_pool, violated_windows
 
 _BATCH, _SCHEDULER = "srt.managers.schedule_batch", "srt.managers.scheduler:Scheduler"
 RUN, TAKE = (
@@ -129,7 +130,7 @@ def booked(scheduler: Any, requests: Sequence[Any]) -> dict[str, Any]:
             for one, each in zip(kept, requests, strict=True)
         ],
         "radix tree": [0] if getattr(tree, "disable", False) else list(sizes),
-        "free slots and rows": [int(free_pages(allocator).numel()), len(pool.free_slots)],
+        "free slots and rows": [int(free_pages(full_pool(allocator)).numel()), len(pool.free_slots)],
     }
 
 
@@ -147,7 +148,8 @@ def violated(scheduler: Any, ended: Sequence[Any] = ()) -> list[str]:
     """The laws that do not hold now, each ``law: what``. ``ended``: requests that have come to their end since these
     last were asked."""
     requests = holders(scheduler)
-    pool, allocator, tree = scheduler.req_to_token_pool, scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
+    pool, both, tree = scheduler.req_to_token_pool, scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
+    allocator = full_pool(both)
     page, cells = allocator.page_size, pool.req_to_token
     cached = _cached(tree)
     parts = [("free", free_pages(allocator)), ("cached", torch.unique(cached // page))]
@@ -161,6 +163,7 @@ def violated(scheduler: Any, ended: Sequence[Any] = ()) -> list[str]:
         *_locks(tree, cached, requests),
         *_reuse(tree, requests, cells),
         *_kept(tree, ended, page),
+        *_windows(both, requests, cells, tree),
     ]
 
 
@@ -197,6 +200,13 @@ def _ownership(parts: Sequence[tuple[str, Tensor]], pages: int) -> Iterator[str]
         yield f"ownership: page {first} has {int(owners[first])} owners: {who}"
     if lost.numel():
         yield f"ownership: {lost.numel()} pages have no owner (first: {int(lost[0])})"
+
+
+def _windows(allocator: Any, requests: Sequence[Held], req_to_token: Tensor, tree: Any) -> Iterator[str]:
+    if hasattr(allocator, MAP):
+        free = free_pages(allocator.full_attn_allocator), free_pages(allocator.swa_attn_allocator)
+        rows = [(each.rid, req_to_token[each.row, : each.committed].cpu().long()) for each in requests]
+        yield from violated_windows(allocator, *free, rows, tree.sliding_window_size)
 
 
 def _rows(pool: Any, requests: Sequence[Held]) -> Iterator[str]:

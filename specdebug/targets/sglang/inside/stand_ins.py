@@ -121,6 +121,19 @@ def _on_a_gpu(handle: Callable[..., Any]) -> Callable[..., Any]:
     return handled
 
 
+class _NoCpu:
+    """A platform, but that it is no CPU."""
+
+    def __init__(self, platform: Any) -> None:
+        self._platform = platform
+
+    def is_cpu(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._platform, name)
+
+
 def _its_rope(wrapper: Callable[..., Any]) -> Callable[..., Any]:
     """What picks a rotary embedding by the device picks that of a GPU."""
 
@@ -159,6 +172,9 @@ def _all() -> Iterable[StandIn]:
     yield StandIn(("srt.speculative.eagle_info:TREE_SPEC_KERNEL_AVAILABLE",), _constant(True), needed=False)
     # By the device, this would be a rope of sgl-kernel's for CPUs.
     yield StandIn(("srt.models.deepseek_v2:get_rope_wrapper",), _its_rope, needed=False)
+    # On a CPU it stores quantised keys and values for kernels of Intel's alone.
+    for module in ("kv_cache_dtype", "kv_cache_configurator"):
+        yield StandIn((f"srt.mem_cache.{module}:current_platform",), _NoCpu, needed=False)
     # What turns overlap off for drafts on a CPU, and what refuses drafts of a block there.
     turned_off = _constant(lambda server_args: None)
     yield StandIn((f"{_HOOK}:_disable_overlap_schedule_for_cpu",), turned_off, needed=False)

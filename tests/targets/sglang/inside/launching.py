@@ -42,7 +42,7 @@ def instead(ours: TorchKernel) -> LaunchedStandIn:
 
 def decode(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, ends: Tensor, slots: Tensor, scale: float, *,
-    splits: Tensor | None = None, **more: Any,
+    splits: Tensor | None = None, sinks: Tensor | None = None, **more: Any,
 ) -> None:  # fmt: skip
     """``decode_attention_fwd``: each request's keys in up to ``SPLITS`` splits of at least ``BLOCK``."""
     batch, heads, width = q.shape
@@ -56,24 +56,26 @@ def decode(
         num_stages=2, **{"logit_cap": 0.0, **more},
     )  # fmt: skip
     instead(STAGE2)[batch, heads](
-        mid, lse, out, 1.0, ends, splits, None, mid.stride(0), mid.stride(1), mid.stride(2), out.stride(0),
-        out.stride(1), MAX_KV_SPLITS=SPLITS, MIN_BLOCK_KV=BLOCK, BLOCK_DV=width, Lv=width, HAS_SINK=False, num_warps=4,
-        num_stages=2,
+        mid, lse, out, 1.0, ends, splits, sinks, mid.stride(0), mid.stride(1), mid.stride(2), out.stride(0),
+        out.stride(1), MAX_KV_SPLITS=SPLITS, MIN_BLOCK_KV=BLOCK, BLOCK_DV=width, Lv=width, HAS_SINK=sinks is not None,
+        num_warps=4, num_stages=2,
     )  # fmt: skip
 
 
 def extend(
     new: tuple[Tensor, Tensor, Tensor], out: Tensor, cache: tuple[Tensor, Tensor], rows: Tensor, ends: Tensor,
     slots: Tensor, scale: float, *, mask: Tensor | None = None, mask_rows: Tensor | None = None, blocks: int = 1,
-    block: int = 8, **more: Any,
+    block: int = 8, window: int = -1, before: Tensor | None = None, sinks: Tensor | None = None, **more: Any,
 ) -> None:  # fmt: skip
-    """``extend_attention_fwd``, causally without a ``mask``; of each request ``blocks`` of queries are computed."""
+    """``extend_attention_fwd``, causally without a ``mask``; of each request ``blocks`` of queries are computed.
+    ``before``: columns of a mask's row that lie before each request's ``window``."""
     q, k, v = new
     strides = [each.stride(n) for each in (q, k, v, out, *cache) for n in (0, 1)]
     instead(EXTENDING)[rows.numel() - 1, q.shape[1], blocks](
-        q, k, v, out, *cache, rows, ends, slots, mask, mask_rows, None, None, scale, 1.0, 1.0, q.shape[1] // k.shape[1],
-        *strides, SLIDING_WINDOW_SIZE=-1, logit_cap=0.0, xai_temperature_len=-1, BLOCK_DMODEL=8, BLOCK_DPE=0,
-        BLOCK_DV=8, BLOCK_M=block, BLOCK_N=8, Lq=q.shape[-1], Lv=q.shape[-1], USE_CUSTOM_MASK=mask is not None,
-        IS_CAUSAL=True, SKIP_PREFIX_CUSTOM_MASK=True, HAS_SINK=False, STORE_TRANSPOSE=False, num_warps=4, num_stages=1,
-        **more,
+        q, k, v, out, *cache, rows, ends, slots, mask, mask_rows, sinks, before, scale, 1.0, 1.0,
+        q.shape[1] // k.shape[1], *strides, SLIDING_WINDOW_SIZE=window, logit_cap=0.0, xai_temperature_len=-1,
+        BLOCK_DMODEL=8, BLOCK_DPE=0, BLOCK_DV=8, BLOCK_M=block, BLOCK_N=8, Lq=q.shape[-1], Lv=q.shape[-1],
+        USE_CUSTOM_MASK=mask is not None,
+        SKIP_PREFIX_CUSTOM_MASK=True, HAS_SINK=sinks is not None, STORE_TRANSPOSE=False, num_warps=4, num_stages=1,
+        **{"IS_CAUSAL": True, **more},
     )  # fmt: skip

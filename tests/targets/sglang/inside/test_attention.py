@@ -144,6 +144,62 @@ def test_extend_sees_the_cache_and_of_new_tokens_what_is_allowed(masked: bool) -
     close(out, written_out(q, keys, values, seen)[0])
 
 
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_window_takes_away_what_lies_far_behind_in_the_cache_and_among_new_tokens(masked: bool) -> None:
+    k, v = random(SLOTS, KV_HEADS, DIM), random(SLOTS, KV_HEADS, DIM)
+    q, new_k, new_v = random(4, HEADS, DIM), random(4, KV_HEADS, DIM), random(4, KV_HEADS, DIM)
+    tree = torch.ones(4, 4, dtype=torch.bool).tril()
+    tree[3, 1] = False
+    mask = torch.cat((torch.zeros(4, 5, dtype=torch.bool), tree), 1).flatten()  # a row: 3 before the window, 2 cached
+    of_mask = {"mask": mask, "mask_rows": torch.tensor([0]), "before": torch.tensor([3])} if masked else {}
+    out, at = torch.zeros_like(q), SLOTS
+    where = torch.tensor([0, 4]), torch.tensor([0, 2]), torch.tensor([9, 4])
+    extend((q, new_k, new_v), out, (k, v), *where, SCALE, window=2, **of_mask)
+    last = [at + 2, at + 3] if masked else [at + 1, at + 2, at + 3]
+    seen = [[9, 4, at], [4, at, at + 1], [at, at + 1, at + 2], last]
+    close(out, written_out(q, torch.cat((k, new_k)), torch.cat((v, new_v)), seen)[0])
+    if not masked:  # nor what lies far ahead, where a query sees what comes after it
+        extend((q, new_k, new_v), out, (k, v), *where, SCALE, window=2, IS_CAUSAL=False)
+        both = [[9, 4, at, at + 1, at + 2], [4, *range(at, at + 4)], [*range(at, at + 4)], [at + 1, at + 2, at + 3]]
+        close(out, written_out(q, torch.cat((k, new_k)), torch.cat((v, new_v)), both)[0])
+
+
+def test_a_sink_has_its_part_of_the_weight_and_adds_nothing() -> None:
+    k, v, q = random(SLOTS, KV_HEADS, DIM), random(SLOTS, KV_HEADS, DIM), random(1, HEADS, DIM)
+    sinks, out = torch.tensor([-1.0, 0.0, 1.0, 30.0]), torch.zeros(1, HEADS, DIM)
+    right, lse = written_out(q, k, v, [[3, 7, 20]])
+    right *= (lse.T.exp() / (lse.T.exp() + sinks.exp())).unsqueeze(-1)
+    decode(q, k, v, out, torch.tensor([0, 3]), torch.tensor([3, 7, 20]), SCALE, sinks=sinks)
+    close(out, right)
+    new = (q, k[20:21], v[20:21])
+    extend(new, out, (k, v), torch.tensor([0, 1]), torch.tensor([0, 2]), torch.tensor([3, 7]), SCALE, sinks=sinks)
+    close(out, right)
+
+
+@pytest.mark.parametrize("kind", [torch.float8_e5m2, torch.float8_e4m3fn])
+def test_of_quantised_keys_those_of_new_tokens_are_read_as_they_were_computed(kind: torch.dtype) -> None:
+    k, v = random(SLOTS, KV_HEADS, DIM).to(kind), random(SLOTS, KV_HEADS, DIM).to(kind)
+    q, new_k, new_v, out = (random(2, heads, DIM) for heads in (HEADS, KV_HEADS, KV_HEADS, HEADS))
+    decode(q[:1], k, v, out[:1], torch.tensor([0, 3]), torch.tensor([3, 7, 20]), SCALE)
+    close(out[:1], written_out(q[:1].to(kind), k.float(), v.float(), [[3, 7, 20]])[0])
+    extend((q, new_k, new_v), out, (k, v), torch.tensor([0, 2]), torch.tensor([0, 2]), torch.tensor([3, 7]), SCALE)
+    old, log_old = written_out(q.to(kind), k.float(), v.float(), [[3, 7]] * 2)
+    new, log_new = written_out(q, new_k, new_v, [[0], [0, 1]])
+    part = (log_old.exp() / (log_old.exp() + log_new.exp())).T.unsqueeze(-1)
+    close(out, part * old + (1 - part) * new)
+
+
+def test_flash_attention_answers_queries_of_8_bits_in_bfloat16() -> None:
+    kind = torch.float8_e4m3fn
+    k, v, q = (random(10, 1, heads, DIM).to(kind) for heads in (KV_HEADS, KV_HEADS, HEADS))
+    told = flash_attn_with_kvcache(
+        q[:1], k, v, cache_seqlens=ints(2), page_table=ints(4, 6).view(1, 2), softmax_scale=SCALE
+    )
+    assert told.dtype == torch.bfloat16
+    right = written_out(q[0], k[:, 0].float(), v[:, 0].float(), [[4, 6]])[0]
+    torch.testing.assert_close(told[0].double(), right, rtol=1e-2, atol=1e-2)
+
+
 def test_queries_that_the_grid_has_no_block_for_are_not_computed() -> None:
     new, cache = (random(3, HEADS, DIM), *[random(3, KV_HEADS, DIM)] * 2), [random(SLOTS, KV_HEADS, DIM)] * 2
     out = torch.full((3, HEADS, DIM), 9.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,6 +35,11 @@ def test_a_stand_in_is_made_of_what_is_in_its_place(monkeypatch: pytest.MonkeyPa
         StandIn(("srt.new:other", "srt.old:other"), lambda _: 0).put()
     assert StandIn(("srt.new:other",), lambda _: 0).applies
     assert not StandIn(("srt.new:other",), lambda _: 0, needed=False).applies
+
+
+def test_a_platform_is_itself_but_no_cpu() -> None:
+    platform = stand_ins._NoCpu(SimpleNamespace(is_cpu=lambda: True, is_cuda=lambda: False))
+    assert (platform.is_cpu(), platform.is_cuda()) == (False, False)
 
 
 def test_no_place_has_two_stand_ins() -> None:

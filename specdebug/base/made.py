@@ -1,0 +1,161 @@
+"""Checkpoints of other architectures, made where they are first wanted: tiny targets of seeded weights, and drafts.
+
+Every token has a fixed successor: the embedding of a token is the row of lm_head of its successor. What a model's
+layers add is random, and as large as it takes to change one token in three or four, so that a text depends on each
+layer, head and cached position. A draft is its target cut after some layers: it knows all successors,
+and its own keys and values decide what else it knows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from specdebug.base.files import cache_folder, made_once
+
+if TYPE_CHECKING:
+    from numpy import ndarray
+
+SHARP = 3.0
+"""What logits are multiplied with, so that a likely token is one."""
+VOCAB, WIDTH, HEAD, HEADS, KV_HEADS, INNER, EXPERTS = 2048, 128, 32, 4, 2, 64, 4
+_TABLES = ("model.embed_tokens.weight", "lm_head.weight")
+
+Kind = Literal["reads", "adds", "bias", "ones", "zeros"]
+"""What a tensor is for. ``reads``: of a normalised state, so that what comes out has unit variance. ``adds``: what it
+makes is added to the state."""
+Part = tuple[str, tuple[int, ...], Kind]
+"""A tensor's name in its layer, its shape, and what it is for."""
+
+
+@dataclass(frozen=True)
+class MadeModel:
+    """A checkpoint that is made.
+
+    Attributes:
+        config: of its ``config.json``, without what all have.
+        layers: layers of the target.
+        cut: layers that it has itself, if it is a draft.
+        parts: the tensors of a layer.
+        adds: the size of what each ``adds`` adds, where an embedding's is 1.
+    """
+
+    config: Mapping[str, Any]
+    layers: int
+    parts: Callable[[int], Iterator[Part]]
+    adds: float
+    cut: int | None = None
+
+    @property
+    def depth(self) -> int:
+        return self.layers if self.cut is None else self.cut
+
+    def whole_config(self) -> dict[str, Any]:
+        """Its ``config.json``."""
+        return {
+            "vocab_size": VOCAB, "hidden_size": WIDTH, "intermediate_size": INNER, "num_hidden_layers": self.depth,
+            "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD, "hidden_act": "silu",
+            "max_position_embeddings": 8192, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+            "torch_dtype": "float32", **self.config,
+            "layer_types": self.config["layer_types"][: self.depth],
+            "specdebug": {"recipe": 1, "adds": self.adds},
+        }  # fmt: skip
+
+    def tensors(self) -> dict[str, ndarray]:
+        """Its tensors, float32. Each is drawn by its name, so that a draft has its target's."""
+        import numpy as np
+
+        embedding = _drawn(_TABLES[0], (VOCAB, WIDTH))
+        order = np.random.default_rng(_seed("successors")).permutation(VOCAB)
+        head = np.empty_like(embedding)
+        head[np.roll(order, -1)] = embedding[order]  # one cycle through all tokens
+        tensors = {
+            _TABLES[0]: embedding,
+            _TABLES[1]: head * np.float32(SHARP / WIDTH**0.5),
+            "model.norm.weight": np.ones(WIDTH, np.float32),
+        }
+        for layer in range(self.depth):
+            for name, shape, kind in self.parts(layer):
+                whole = f"model.layers.{layer}.{name}"
+                tensors[whole] = self._made(whole, shape, kind)
+        return tensors
+
+    def _made(self, name: str, shape: tuple[int, ...], kind: Kind) -> ndarray:
+        import numpy as np
+
+        if kind in ("ones", "zeros"):
+            return np.full(shape, float(kind == "ones"), np.float32)
+        drawn = _drawn(name, shape)
+        if kind == "bias":
+            return drawn * np.float32(0.1)
+        fan = shape[-2] if len(shape) == 3 else shape[-1]  # experts' are stored the other way round
+        scaled: ndarray = drawn * np.float32((self.adds if kind == "adds" else 1.0) / fan**0.5)
+        return scaled
+
+
+def _seed(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"specdebug {name}".encode()).digest()[:8], "big")
+
+
+def _drawn(name: str, shape: tuple[int, ...]) -> ndarray:
+    import numpy as np
+
+    return np.random.default_rng(_seed(name)).standard_normal(shape).astype(np.float32)
+
+
+def _attention(*, biased: bool) -> Iterator[Part]:
+    for which, rows in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
+        yield f"self_attn.{which}_proj.weight", (rows * HEAD, WIDTH), "reads"
+        if biased:
+            yield f"self_attn.{which}_proj.bias", (rows * HEAD,), "bias"
+
+
+def _gpt_oss(layer: int) -> Iterator[Part]:
+    yield from (("input_layernorm.weight", (WIDTH,), "ones"), ("post_attention_layernorm.weight", (WIDTH,), "ones"))
+    yield from _attention(biased=True)
+    yield "self_attn.o_proj.weight", (WIDTH, HEADS * HEAD), "adds"
+    yield "self_attn.o_proj.bias", (WIDTH,), "zeros"
+    yield "self_attn.sinks", (HEADS,), "bias"
+    yield "mlp.router.weight", (EXPERTS, WIDTH), "reads"
+    yield "mlp.router.bias", (EXPERTS,), "bias"
+    yield "mlp.experts.gate_up_proj", (EXPERTS, WIDTH, 2 * INNER), "reads"
+    yield "mlp.experts.gate_up_proj_bias", (EXPERTS, 2 * INNER), "bias"
+    yield "mlp.experts.down_proj", (EXPERTS, INNER, WIDTH), "adds"
+    yield "mlp.experts.down_proj_bias", (EXPERTS, WIDTH), "zeros"
+
+
+_WINDOWS = {
+    "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "sliding_window": 16, "attention_bias": True,
+    "layer_types": ["sliding_attention", "full_attention"] * 3, "num_local_experts": EXPERTS, "num_experts_per_tok": 2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "swiglu_limit": 7.0,
+}  # fmt: skip
+MADE: Mapping[str, MadeModel] = {
+    "tiny-windows": MadeModel(_WINDOWS, 6, _gpt_oss, 1.3),
+    "tiny-windows-draft": MadeModel(_WINDOWS, 6, _gpt_oss, 1.3, cut=4),
+}
+"""By the names that scenarios have for them."""
+
+
+def made_checkpoint(name: str, tokenizer: Path) -> Path | None:
+    """The folder of a checkpoint of :data:`MADE`, made in the user's cache unless it is there; None of any other name.
+    ``tokenizer``: the folder whose tokenizer it has. Raises OSError."""
+    model = MADE.get(name)
+    if model is None:
+        return None
+    config = json.dumps(model.whole_config(), indent=1) + "\n"
+    folder = cache_folder("checkpoints") / f"{name}-{hashlib.sha256(config.encode()).hexdigest()[:12]}"
+
+    def write(made: Path) -> None:
+        from safetensors.numpy import save_file
+
+        save_file(model.tensors(), made / "model.safetensors", metadata={"format": "pt"})
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copyfile(tokenizer / file, made / file)
+        (made / "config.json").write_text(config, encoding="utf-8")
+
+    made_once(folder, write)
+    return folder

@@ -29,6 +29,8 @@ THETA = 10.0
 SHARP = 16.0
 """Base of the rotation, and the norm's weight, by which attention at constant queries and keys sees one distance."""
 SEED, ROWS, LENGTH, WARMTH, RIDGE = 7, 48, 160, 0.7, 1.0
+GAINS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+"""Factors of a correction by the token before, of which the best is taken."""
 _EXPERTS = 4
 
 
@@ -93,7 +95,15 @@ def _config(target: Mapping[str, Any], layout: Made) -> dict[str, Any]:
         "mask_token_id": MASK,
         "dflash_config": facts,
         **layout.more,
-        "specdebug": {"seed": SEED, "rows": ROWS, "length": LENGTH, "warmth": WARMTH, "ridge": RIDGE, "sharp": SHARP},
+        "specdebug": {
+            "seed": SEED,
+            "rows": ROWS,
+            "length": LENGTH,
+            "warmth": WARMTH,
+            "ridge": RIDGE,
+            "sharp": SHARP,
+            "gains": list(GAINS) if layout.more else [],
+        },
     }
 
 
@@ -115,10 +125,10 @@ def fitted(weights: Mapping[str, Tensor], config: ModelConfig, layout: Made) -> 
 
     width, size = config.hidden_size, 64
     slices = width // size
-    embedding = weights["model.embed_tokens.weight"]
     inputs, wanted = _equations(weights, config, layout)
     gram = inputs.T @ inputs + RIDGE * torch.eye(inputs.shape[1], dtype=inputs.dtype)
     solved = torch.linalg.solve(gram, inputs.T @ wanted).float()  # [REACH * width + 1, width]
+    corrections = _corrections(inputs @ solved.double(), weights, config, layout) if layout.more else None
     by_distance = solved[:-1].view(REACH, slices, size, width)
     # A KV head has the REACH query heads behind each other, one for each distance.
     output = by_distance.transpose(0, 1).reshape(REACH * width, width).T
@@ -147,10 +157,11 @@ def fitted(weights: Mapping[str, Tensor], config: ModelConfig, layout: Made) -> 
         f"{layer}.mlp.up_proj.weight": nothing(64, width),
         f"{layer}.mlp.down_proj.weight": nothing(width, 64),
     }
-    if rank := layout.more.get("markov_rank"):
+    if corrections is not None:
+        rank = layout.more["markov_rank"]
         tensors |= {
-            "markov_head.markov_w1.weight": nothing(embedding.shape[0], rank),
-            "markov_head.markov_w2.weight": nothing(embedding.shape[0], rank),
+            "markov_head.markov_w1.weight": corrections[0],
+            "markov_head.markov_w2.weight": corrections[1],
             "confidence_head.proj.weight": nothing(1, width + rank),
             "confidence_head.proj.bias": nothing(1),
         }
@@ -181,6 +192,41 @@ def _equations(weights: Mapping[str, Tensor], config: ModelConfig, layout: Made)
         inputs.append(torch.cat((*seen, torch.ones(*seen[0].shape[:2], 1)), -1).flatten(0, 1))
         wanted.append((last[:, at + number] - own).flatten(0, 1))
     return torch.cat(inputs).double(), torch.cat(wanted).double()
+
+
+def _corrections(
+    made: Tensor, weights: Mapping[str, Tensor], config: ModelConfig, layout: Made
+) -> tuple[Tensor, Tensor]:
+    """What a DSPARK draft adds to the logits of a token for the one before it, as two factors, each [vocabulary, rank]:
+    what is left to say behind each token, on average, times the gain by which most tokens of the text are drafted.
+    ``made``: what the heads add up to, float64 [n, width], in the order of :func:`_equations`."""
+    import torch
+    from torch.nn.functional import rms_norm
+
+    ids, _, _ = _written(weights, config)
+    embedding, head = weights["model.embed_tokens.weight"], weights.get("lm_head.weight")
+    at, width = torch.arange(REACH, ids.shape[1] - BLOCK - 1), config.hidden_size
+    before = torch.cat([ids[:, at + number].flatten() for number in range(1, BLOCK + 1)])
+    behind = torch.cat([ids[:, at + number + 1].flatten() for number in range(1, BLOCK + 1)])
+    own = embedding[MASK].expand(before.numel(), width).clone()
+    if not layout.first:
+        first = before.numel() // BLOCK
+        own[:first] = embedding[before[:first]]
+    states = rms_norm(made.float() + own, (width,), eps=1e-6)
+    logits = states @ (embedding if head is None else head).T
+    left = -logits.softmax(-1)
+    left[torch.arange(behind.numel()), behind] += 1
+    every = torch.zeros(config.vocab_size, config.vocab_size).index_add_(0, before, left)
+    every /= (before.bincount(minlength=config.vocab_size) + RIDGE).unsqueeze(1)
+    rank = layout.more["markov_rank"]
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(SEED)
+        one, sizes, other = torch.svd_lowrank(every.double(), q=2 * rank, niter=4)
+    factors = one[:, :rank] * sizes[:rank].sqrt(), other[:, :rank] * sizes[:rank].sqrt()
+    added = (factors[0] @ factors[1].T).float()[before]
+    right = [int(((logits + gain * added).argmax(-1) == behind).sum()) for gain in GAINS]
+    gain = GAINS[right.index(max(right))]
+    return (gain * factors[0]).float(), factors[1].float()
 
 
 def _written(weights: Mapping[str, Tensor], config: ModelConfig) -> tuple[Tensor, Tensor, Tensor]:

@@ -35,6 +35,8 @@ def test_a_made_draft_is_the_same_each_time_and_taken_where_it_is_there(tmp_path
     tensors = load_file(one / "model.safetensors")
     assert tensors["layers.0.self_attn.o_proj.weight"].shape == (256, 1024)
     assert tensors["markov_head.markov_w1.weight"].shape == (2048, 8)
+    corrected = tensors["markov_head.markov_w1.weight"] @ tensors["markov_head.markov_w2.weight"].T
+    assert corrected.abs().max() > 1  # a logit of a token is another behind another token
 
 
 def test_other_names_are_no_made_drafts_and_other_targets_are_refused(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ Only what differs from :class:`WorkloadRequest`'s defaults is written.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any
 
 from specdebug.base.errors import ContentError
@@ -15,6 +15,7 @@ from specdebug.base.schema import FLAG, Item, choice, form, real, whole
 from specdebug.base.yamlio import as_json, parse_yaml
 from specdebug.scenario.grammar import REQUESTS, STEPS, STOPS, TEMPERATURE, TOKEN_ID, TOKENS, TOP_K
 from specdebug.scenario.workload import RequestSampling, Workload, WorkloadRequest
+from specdebug.targets.features import Features
 
 RID = form(r"[A-Za-z0-9_-]+(\.[0-9]+){1,2}")
 
@@ -26,7 +27,9 @@ _SAMPLING: dict[str, Callable[[Item], Any]] = {
     "stop_token_ids": lambda item: tuple(map(whole(*TOKEN_ID).read, item.items())),
     "stop": STOPS.read,
     "seed": whole(0, 2**64 - 1).read,
+    "features": Features.read,
 }
+_ASKED_RARELY = {"stop_token_ids", "stop", "features"}
 _OPTIONAL = ("speculative", "continues", "delay", "abort_after", "flush")
 MAX_REQUESTS = 1 << 16
 MAX_TOKENS = 1 << 22  # of all prompts together; each is held as an integer
@@ -61,10 +64,11 @@ def read_requests(text: str, name: str, groups: Collection[str]) -> tuple[Worklo
 
 def _plain(request: WorkloadRequest) -> dict[str, Any]:
     plain = {each.name: getattr(request, each.name) for each in fields(request)}
-    plain |= {
-        "new_ids": " ".join(map(str, request.new_ids)),
-        "sampling": {key: value for key, value in asdict(request.sampling).items() if value != ()},
-    }
+    sampling = {**vars(request.sampling), "features": request.sampling.features.asked}
+    for name in _ASKED_RARELY:
+        if not sampling[name]:
+            del sampling[name]
+    plain |= {"new_ids": " ".join(map(str, request.new_ids)), "sampling": sampling}
     return {each.name: plain[each.name] for each in fields(request) if plain[each.name] != each.default}
 
 
@@ -75,7 +79,7 @@ def _readers(groups: Collection[str]) -> dict[str, Callable[[Item], Any]]:
         "rid": RID.read,
         "group": choice(*groups).read,
         "new_ids": _token_ids,
-        "sampling": lambda item: RequestSampling(**_fields(item, _SAMPLING, {"stop_token_ids", "stop"})),
+        "sampling": lambda item: RequestSampling(**_fields(item, _SAMPLING, _ASKED_RARELY)),
         "speculative": FLAG.read,
         "continues": RID.read,
         "delay": steps.read,

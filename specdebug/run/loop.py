@@ -6,6 +6,7 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, asdict, dataclass
+from typing import Any
 
 from specdebug.base.errors import SpecDebugError
 from specdebug.events import Aborting, AllServed, Queued, Stepped
@@ -285,7 +286,10 @@ class RunLoop:
         request = self.session.request(rid)
         self._finished[rid] = list(request.output_ids)
         reason = request.finish_reason or "abort"
-        told = {"logprobs": list(self.session.logprobs(rid))} if self.logprobs else {}
+        told: dict[str, Any] = {}
+        if self.logprobs:
+            tops = self.session.top_logprobs(rid) if self.arrived[rid].sampling.features.logprobs else ()
+            told = {"logprobs": list(self.session.logprobs(rid)), "top_logprobs": [[*top.items()] for top in tops]}
         self.sink.emit("request", rid=rid, finish_reason=reason, text=self.decode(request.output_ids), **told)
 
     def note(self, text: str) -> None:

@@ -117,6 +117,17 @@ def engine_shape(scenario: Scenario, arm: str) -> EngineShape:
         raise _invalid(scenario, arm, error) from None
 
 
+def check_features(scenario: Scenario, arm: str) -> None:
+    """Raise ContentErrors for what requests ask for that the arm's target has not."""
+    traits, wrong = find_target(scenario.target_of(arm)).traits, list[ContentError]()
+    for number, group in enumerate(scenario.workload):
+        if lacking := [name for name in group.features.asked if name not in traits.features]:
+            told = f"target {traits.name} has no {', '.join(lacking)} (arm '{arm}')"
+            place = scenario.where("workload", number, "features")
+            wrong.append(ContentError(f"workload[{number}].features: {told}", place))
+    raise_all(wrong)
+
+
 def asked_of(scenario: Scenario, arm: str) -> Asked:
     """The wishes of an arm of its target. Raises ContentError where the target is named, or where the option stands."""
     try:

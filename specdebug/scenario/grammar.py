@@ -43,6 +43,7 @@ from specdebug.base.yamlio import Doc, as_json, parse_yaml
 from specdebug.faults.model import Fault
 from specdebug.scenario.elsewhere import ENGINE, FAULT
 from specdebug.scenario.target_ranges import TARGET_RANGE, said_of
+from specdebug.targets.features import NONE, Features
 from specdebug.targets.registry import find_target
 from specdebug.targets.relations import RELATIONS
 from specdebug.targets.settings import TARGET, LaunchedServer, TargetChoice, parse_target, ready_within
@@ -237,15 +238,18 @@ class WorkloadGroup(Part):
     arrive: Annotated[Arrive, nested(Arrive), "when they come"] = Arrive()
     seed: Annotated[int | None, SEED, "request n samples with `seed + n`", Key(default="drawn")] = None
     abort: Annotated[Abort | None, nested(Abort), "which requests are aborted, and when", Key(default="never")] = None
+    features: Annotated[Features, nested(Features), "what they ask for beside"] = NONE
 
     @property
     def num_requests(self) -> int:
         """The number of requests that the group makes, every round of a conversation counted."""
-        return self.requests if self.turns is None else self.turns.clients * self.turns.rounds
+        return self.requests * self.features.n if self.turns is None else self.turns.clients * self.turns.rounds
 
     @property
     def rids(self) -> tuple[str, ...]:
-        """Request ids, ``<id>.<n>`` or ``<id>.<client>.<round>``, client by client."""
+        """Request ids, ``<id>.<n>``, ``<id>.<n>.<completion>`` or ``<id>.<client>.<round>``, client by client."""
+        if self.features.n > 1:
+            return tuple(f"{self.id}.{n}.{each}" for n in range(self.requests) for each in range(self.features.n))
         if self.turns is None:
             return tuple(f"{self.id}.{n}" for n in range(self.requests))
         rounds = range(self.turns.rounds)
@@ -263,6 +267,9 @@ class WorkloadGroup(Part):
         for key in ("requests", "abort"):
             if "turns" in table and key in table:
                 gather.note(table[key].error("does not go with 'turns'"), table[key].path)
+        features = values.get("features")
+        if "turns" in table and features is not None and features.n > 1:
+            gather.note(table["features"].error("has n, which does not go with 'turns'"), table["features"].path)
 
     def to_dict(self) -> dict[str, Any]:
         plain = super().to_dict()

@@ -23,7 +23,8 @@ def _one_by_one(workload: Workload, *, cold: bool = False) -> Workload:
     for request in workload.requests:
         if requests:
             after[request.rid] = (requests[-1].rid,)
-        requests.append(replace(request, group=request.rid, delay=0, flush=cold or request.flush))
+        alone = replace(request.sampling, features=replace(request.sampling.features, n=1))
+        requests.append(replace(request, group=request.rid, delay=0, flush=cold or request.flush, sampling=alone))
     return Workload(tuple(requests), after)
 
 
@@ -67,7 +68,8 @@ def _interrupted(workload: Workload) -> Workload:
             if request.group not in groups:
                 groups.add(request.group)
                 name = NEIGHBOUR + request.group
-                yield replace(request, rid=f"{name}.0", group=name, abort_after=ABORTED_AFTER)
+                alone = replace(request.sampling, features=replace(request.sampling.features, n=1))
+                yield replace(request, rid=f"{name}.0", group=name, abort_after=ABORTED_AFTER, sampling=alone)
                 request = replace(request, flush=False)
             yield request
 

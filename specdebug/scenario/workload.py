@@ -24,6 +24,7 @@ from specdebug.scenario.grammar import (
     TokenPrompt,
     WorkloadGroup,
 )
+from specdebug.targets.features import NONE, Features
 
 if TYPE_CHECKING:
     from specdebug.patching.toggles import Toggle
@@ -114,6 +115,7 @@ class RequestSampling:
     stop_token_ids: Tokens = ()
     stop: tuple[str, ...] = ()
     seed: int = 0
+    features: Features = NONE
 
 
 @dataclass(frozen=True)
@@ -181,28 +183,32 @@ class _Expander:
             raise ContentError(str(error), self._scenario.where("workload", index)) from None
 
     def _planned(self, group: WorkloadGroup, number: int, rid: str) -> WorkloadRequest:
+        number, completion = divmod(number, group.features.n)
+        asking = rid if group.features.n == 1 else f"{group.id}.{number}"
         client, this_round = (number, 0) if group.turns is None else divmod(number, group.turns.rounds)
         arrive, abort = group.arrive, group.abort
         aborted = abort is not None and (abort.requests is None or number in abort.requests)
+        seed = derive_seed(self._seed, "sampling", asking) if group.seed is None else group.seed + number
         sampling = RequestSampling(
-            max_new_tokens=self._draw(group.max_new_tokens, "max_new_tokens", rid),
+            max_new_tokens=self._draw(group.max_new_tokens, "max_new_tokens", asking),
             temperature=group.temperature,
             top_k=group.top_k,
             top_p=group.top_p,
             stop_token_ids=group.stop_token_ids,
             stop=group.stop,
-            seed=derive_seed(self._seed, "sampling", rid) if group.seed is None else group.seed + number,
+            seed=(seed + completion) % 2**64,
+            features=group.features,
         )
         return WorkloadRequest(
             rid=rid,
             group=group.id,
-            new_ids=self._prompt(group, rid),
+            new_ids=self._prompt(group, asking),
             sampling=sampling,
             speculative=group.speculative,
             continues=f"{group.id}.{client}.{this_round - 1}" if this_round else None,
-            delay=arrive.step + client * arrive.every + self._draw((0, arrive.jitter), "arrive", rid),
+            delay=arrive.step + client * arrive.every + self._draw((0, arrive.jitter), "arrive", asking),
             abort_after=abort.after_steps if abort is not None and aborted else None,
-            flush=arrive.flush and number == 0,
+            flush=arrive.flush and number == completion == 0,
         )
 
     def _prompt(self, group: WorkloadGroup, rid: str) -> Tokens:

@@ -3,8 +3,9 @@
 Each hypothesis of how a sampler could be wrong bets on every draw, at odds that are fair if it is sound; what a unit of
 money has become is its e-value. The mean of them all is an e-value, too, and exceeds 1/a with chance at most a, however
 often one looks (Ville's inequality). The bets: that some part of the distribution function is hit too often, whichever
-(a Dirichlet mixture over bins, against the uniform); that the likeliest tokens are, as drafts tend to be; and that the
-distribution is flatter or steeper than it should be, or its temperature forgotten.
+(a Dirichlet mixture over bins, against the uniform), with tokens in the order of their odds and in that of their ids,
+of all draws and apart of each kind, given that it is one; that the likeliest tokens are, as drafts tend to be; and that
+the distribution is flatter or steeper than it should be, or its temperature forgotten.
 
 Reference: Ramdas, Grunwald, Vovk, Shafer, "Game-theoretic statistics and safe anytime-valid inference" (2023).
 """
@@ -12,6 +13,9 @@ Reference: Ramdas, Grunwald, Vovk, Shafer, "Game-theoretic statistics and safe a
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +35,32 @@ NEEDED = 850
 """Draws in which a sampler whose distribution function is off by 0.15 in total variation (1.3 times the chance on one
 half of it) is caught nine times in ten; ``tests/search/test_draws.py`` holds that."""
 
+Kind = Literal["any", "accepted", "correcting", "plain"]
+"""All draws; drafts that were accepted; tokens in the place of drafts that were rejected; tokens without drafts."""
+Order = Literal["likeliest first", "by token id"]
+
 _Floats = npt.NDArray[np.float64]
+
+
+@dataclass
+class Places:
+    """How often draws fell into each of :data:`BINS` equal parts of a distribution function."""
+
+    bins: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(BINS, dtype=np.int64))
+
+    def add(self, weights: _Floats, drawn: npt.NDArray[np.int64], coins: _Floats) -> None:
+        """Count draws: ``drawn`` [N], a column each of ``weights`` [N, V], which need not add up to 1. ``coins`` as of
+        :meth:`DrawsTest.add`."""
+        upto, each = weights.cumsum(1), np.arange(len(drawn))
+        places = np.clip((upto[each, drawn] - coins * weights[each, drawn]) / upto[:, -1], 0.0, 1.0)
+        self.bins += np.bincount(np.minimum((places * BINS).astype(np.int64), BINS - 1), minlength=BINS)
+
+    @property
+    def log_evidence(self) -> float:
+        """Log of the Dirichlet mixture's likelihood of the bins over the uniform's."""
+        lgamma, whole, draws = math.lgamma, BINS * PRIOR, int(self.bins.sum())
+        mixed = sum(lgamma(int(count) + PRIOR) - lgamma(PRIOR) for count in self.bins)
+        return lgamma(whole) - lgamma(draws + whole) + mixed + draws * math.log(BINS)
 
 
 class DrawsTest:
@@ -39,7 +68,8 @@ class DrawsTest:
 
     def __init__(self) -> None:
         self.draws = 0
-        self.bins = np.zeros(BINS, dtype=np.int64)
+        orders: tuple[Order, ...] = get_args(Order)
+        self.places = {(kind, order): Places() for kind in get_args(Kind) for order in orders}
         names = [
             f"the {'likeliest token' if k == 1 else f'{k} likeliest tokens'} at {o:.2g} times the odds"
             for k in SETS
@@ -58,8 +88,7 @@ class DrawsTest:
         each = np.arange(len(ranks))
         upto = probs.cumsum(1)
         drawn = probs[each, ranks]
-        places = np.clip(upto[each, ranks] - coins * drawn, 0.0, 1.0)
-        self.bins += np.bincount(np.minimum((places * BINS).astype(np.int64), BINS - 1), minlength=BINS)
+        self.places["any", "likeliest first"].add(probs, ranks, coins)
         self.draws += len(ranks)
         bets = []
         for size in SETS:
@@ -73,11 +102,29 @@ class DrawsTest:
             bets.append(raised[each, ranks] / raised.sum(1) / drawn)
         self._logs += np.log(np.maximum(bets, 1e-300)).sum(1)
 
+    def add_by_id(self, kind: Kind, weights: _Floats, ids: npt.NDArray[np.int64], coins: _Floats) -> None:
+        """Count draws by their tokens' ``ids`` [N]. ``weights`` [N, V]: of each token by its id, given that the draw is
+        of this kind, which need not add up to 1; of ``any`` as they are, of which the order of odds is told by
+        :meth:`add`."""
+        each, whole = np.arange(len(ids)), weights.sum(1)
+        told = (weights.max(1) <= DECIDED * whole) & (weights[each, ids] > 0)
+        weights, ids, coins = weights[told], ids[told], coins[told]
+        if not len(ids):
+            return
+        self.places[kind, "by token id"].add(weights, ids, coins)
+        if kind != "any":
+            order = np.argsort(-weights, axis=1, kind="stable")
+            ranks = (order == ids[:, None]).argmax(1)
+            self.places[kind, "likeliest first"].add(np.take_along_axis(weights, order, 1), ranks, coins)
+
     @property
     def log_evidence(self) -> float:
-        """The logarithm of the e-value: half of the money is on the bins, half on the other bets alike."""
-        bets = self._logs - math.log(len(self._logs))
-        return float(np.logaddexp(self._log_bins(), np.logaddexp.reduce(bets)) - math.log(2))
+        """The logarithm of the e-value. Of the money a half is on bets that name a wrong distribution, a quarter on the
+        bins of all draws in the order of their odds, and a quarter on all other bins alike."""
+        bets = self._logs - math.log(2 * len(self._logs))
+        first, *others = self._log_places()
+        rest = np.array(others) - math.log(4 * len(others))
+        return float(np.logaddexp.reduce([first - math.log(4), *rest, *bets]))
 
     @property
     def alarm(self) -> bool:
@@ -85,16 +132,17 @@ class DrawsTest:
 
     def said(self) -> str:
         """Name the bin that speaks most against a sound sampler."""
-        worst = int(np.abs(self.bins - self.draws / BINS).argmax())
-        bins = (
-            f"{self.bins[worst]} draws, {self.draws / BINS:.0f} expected, in "
-            f"[{worst / BINS:g}, {(worst + 1) / BINS:g}) of the distribution function, likeliest first"
+        kind, order = max(self.places, key=lambda each: self.places[each].log_evidence)
+        bins = self.places[kind, order].bins
+        draws = int(bins.sum())
+        worst = int(np.abs(bins - draws / BINS).argmax())
+        whose = "draws" if kind == "any" else f"{kind} draws"
+        told = (
+            f"{bins[worst]} {whose}, {draws / BINS:.0f} expected, in "
+            f"[{worst / BINS:g}, {(worst + 1) / BINS:g}) of the distribution function, {order}"
         )
         best = int(self._logs.argmax())
-        return bins if self._log_bins() > self._logs[best] else f"as if of {self._names[best]}; {bins}"
+        return told if max(self._log_places()) > self._logs[best] else f"as if of {self._names[best]}; {told}"
 
-    def _log_bins(self) -> float:
-        """Log of the Dirichlet mixture's likelihood of the bins over the uniform's."""
-        lgamma, whole = math.lgamma, BINS * PRIOR
-        mixed = sum(lgamma(int(count) + PRIOR) - lgamma(PRIOR) for count in self.bins)
-        return lgamma(whole) - lgamma(self.draws + whole) + mixed + self.draws * math.log(BINS)
+    def _log_places(self) -> Iterator[float]:
+        return (each.log_evidence for each in self.places.values())

@@ -241,6 +241,10 @@ class Session(ABC):
         """Those of a request's output so far, a number a token."""
         raise self._hidden("logprobs")
 
+    def top_logprobs(self, rid: str) -> Sequence[Mapping[int, float]]:
+        """Of a request that asks for them: at each token of its output so far those of the likeliest tokens."""
+        raise self._hidden("logprobs")
+
     def set_back(self) -> Sequence[str]:
         """Between two steps: once requests run beside each other and have output, have some wait again; those that do,
         none so far."""
@@ -285,6 +289,7 @@ class Traits:
         records: its sessions can show what passes their sites (``Session.record``).
         slowness: how many times as long as on our own engine a scenario may take before it counts as hanging.
         faults: those that can act in an engine that runs elsewhere; None where none can, or it is our own.
+        features: what its requests can ask for beside, by names of ``features.Features``.
     """
 
     name: str
@@ -293,6 +298,7 @@ class Traits:
     records: bool = False
     slowness: float = 1.0
     faults: SglangFaults | None = None
+    features: frozenset[str] = frozenset({"n"})
 
     @property
     def lacks(self) -> list[Ability]:

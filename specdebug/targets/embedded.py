@@ -11,6 +11,7 @@ from specdebug import kernel_memory
 from specdebug.base.abilities import DEFAULT, OF_SERVERS, SHOWN, Ability
 from specdebug.events import Stepped
 from specdebug.targets.base import Asked, Opening, Session, Target, Traits
+from specdebug.targets.features import features_of
 from specdebug.targets.relations import NoTwin, Relation, Twin, option_twin, said
 from specdebug.targets.requests import RequestView, Sampling
 
@@ -45,7 +46,7 @@ def build_engine(options: Mapping[str, Any], seed: int) -> Engine:
 class EmbeddedTarget(Target):
     """Builds the engine in the worker itself."""
 
-    traits = Traits(DEFAULT, EVERYTHING, records=True)
+    traits = Traits(DEFAULT, EVERYTHING, records=True, features=frozenset({"logprobs", "n"}))
 
     def asked(self, options: Mapping[str, Any]) -> Asked:
         from specdebug.targets.options import OURS
@@ -161,7 +162,7 @@ class EmbeddedSession(Session):
         own = SamplingParams(**{each.name: getattr(sampling, each.name) for each in fields(SamplingParams)})
         self.inside.add_request(rid, list(prompt_ids), own, speculative=speculative)
         if self._logprobs is not None:
-            self._logprobs.want(rid, {"top": 0, "ids": [], "start": None})
+            self._logprobs.want(rid, {"top": features_of(sampling).logprobs or 0, "ids": [], "start": None})
 
     def abort(self, rid: str) -> None:
         self.inside.abort(rid)
@@ -170,7 +171,7 @@ class EmbeddedSession(Session):
         report = self.inside.step()
         if self._logprobs is not None:
             for rid, told in self._logprobs.take(report.emitted).items():
-                self._told.setdefault(rid, []).extend(own for own, _, _ in told["output"])
+                self._told.setdefault(rid, []).extend(told["output"])
         return report
 
     def request(self, rid: str) -> RequestView:
@@ -218,10 +219,13 @@ class EmbeddedSession(Session):
     def want_logprobs(self) -> None:
         from specdebug.targets.logprobs import LogprobRecorder
 
-        self._logprobs, self._told = LogprobRecorder(self.inside), dict[str, list[float]]()
+        self._logprobs, self._told = LogprobRecorder(self.inside), dict[str, list[Any]]()
 
     def logprobs(self, rid: str) -> Sequence[float]:
-        return self._told.get(rid, [])
+        return [own for own, _, _ in self._told.get(rid, ())]
+
+    def top_logprobs(self, rid: str) -> Sequence[Mapping[int, float]]:
+        return [{token: value for value, token in top} for _, top, _ in self._told.get(rid, ())]
 
     def set_back(self) -> Sequence[str]:
         running = [each.rid for each in self.inside.view.scheduler.running if each.output_ids]

@@ -60,6 +60,7 @@ class _Request:
     ties: list[Tie] = field(default_factory=list)
     retractions: int = 0
     logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
 
     def result(self) -> RequestResult:
         lists = {name: tuple(value) for name, value in vars(self).items() if isinstance(value, list)}
@@ -151,6 +152,8 @@ class Ledger:
                 request = self._requests[facts["rid"]]
                 request.text, request.finish_reason = facts["text"], facts["finish_reason"]
                 request.logprobs = list(facts.get("logprobs", ()))
+                tops = facts.get("top_logprobs", ())
+                request.top_logprobs = [tuple((token, value) for token, value in top) for top in tops]
                 self._ways.pop(facts["rid"], None)
             case "set_back":
                 for rid in facts["rids"]:

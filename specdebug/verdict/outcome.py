@@ -87,7 +87,7 @@ class Tie:
 @dataclass(frozen=True)
 class RequestResult:
     """One request as far as it came. Accept lengths count the bonus token, one entry a verify. ``logprobs``: log
-    probabilities of its tokens, where they were asked for."""
+    probabilities of its tokens, where they were asked for; ``top_logprobs``: at each those of the likeliest tokens."""
 
     rid: str
     group: str
@@ -101,6 +101,7 @@ class RequestResult:
     ties: tuple[Tie, ...] = ()
     retractions: int = 0
     logprobs: tuple[float, ...] = ()
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
 
     @property
     def accept_mean(self) -> float | None:
@@ -239,8 +240,9 @@ class Outcome:
         for request, plain in zip(self.requests, data["requests"], strict=True):
             plain["accept_mean"] = request.accept_mean
             plain["cold_accept_mean"] = request.cold_accept_mean
-            if not request.logprobs:
-                del plain["logprobs"]
+            for name in ("logprobs", "top_logprobs"):
+                if not plain[name]:
+                    del plain[name]
         if self.located is not None:
             data["located"]["from"] = data["located"].pop("seen")
         return data
@@ -284,6 +286,8 @@ def _tuples(data: Mapping[str, Any], *names: str) -> dict[str, Any]:
 def _request(data: Mapping[str, Any]) -> RequestResult:
     fields = _tuples({"logprobs": (), **data}, "output_ids", "accept_lengths", "cold_accept_lengths", "logprobs")
     fields["ties"] = tuple(Tie(**tie) for tie in fields["ties"])
+    tops = fields.get("top_logprobs", ())
+    fields["top_logprobs"] = tuple(tuple((token, value) for token, value in top) for top in tops)
     return RequestResult(**_without(fields, "accept_mean", "cold_accept_mean"))
 
 

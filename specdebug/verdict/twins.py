@@ -39,6 +39,7 @@ class TwinBreak:
         weighed: the reference's word on both; None where there is none.
         wrong: the side that the reference says is wrong; empty where it does not tell.
         drawn: the request draws its tokens, with the same coins in both.
+        steered: its tokens are not chosen by the model's own logits.
         excused: a near-tie.
     """
 
@@ -50,13 +51,14 @@ class TwinBreak:
     weighed: tuple[TokenWord, TokenWord] | None = None
     wrong: Wrong = ""
     drawn: bool = False
+    steered: bool = False
     excused: bool = False
 
     @property
     def weighs(self) -> bool:
         """True if a reference can tell which side is wrong."""
         tokens = self.what == "tokens" and None not in (self.left, self.right) and not self.drawn
-        return tokens or self.what == "log probabilities"
+        return not self.steered and (tokens or self.what == "log probabilities")
 
     def judged(self, left: TokenWord, right: TokenWord, allowed: float) -> TwinBreak:
         """The break by the reference's word on each side's token. ``allowed``: of log probabilities."""
@@ -88,12 +90,14 @@ class Rules:
         keeps: what must stay.
         continues: by request, the one whose prompt and output its own prompt goes on from.
         drawn: requests that draw their tokens; ``coins``: the same in both, unless one was set back in one of the two.
+        steered: those of which penalties, biases or a grammar choose, so that no reference can judge them.
         allowed: how far log probabilities may lie apart.
     """
 
     keeps: Collection[What]
     continues: Mapping[str, str | None] = field(default_factory=dict)
     drawn: Collection[str] = ()
+    steered: Collection[str] = ()
     coins: bool = False
     allowed: float = 0.0
 
@@ -125,7 +129,8 @@ def compare(left: Mapping[str, RequestResult], right: Mapping[str, RequestResult
             found.left_out[rid] = "it is sampled, with other coins in the two"
             parted.add(rid)
         else:
-            found.breaks += [replace(each, drawn=rid in rules.drawn) for each in _breaks(one, other, rules)]
+            drawn, steered = rid in rules.drawn, rid in rules.steered
+            found.breaks += [replace(each, drawn=drawn, steered=steered) for each in _breaks(one, other, rules)]
             found.requests += 1
             found.tokens += min(len(one.output_ids), len(other.output_ids))
             found.logprobs += min(len(one.logprobs), len(other.logprobs))
@@ -147,10 +152,19 @@ def _breaks(one: RequestResult, other: RequestResult, rules: Rules) -> list[Twin
     elif "stop reasons" in rules.keeps and not aborted and one.finish_reason != other.finish_reason:
         found.append(TwinBreak(one.rid, "stop reasons", both, one.finish_reason, other.finish_reason))
     if "log probabilities" in rules.keeps:
-        pairs = list(zip(one.logprobs, other.logprobs, strict=False))[: both if at is None else at]
-        place = next((n for n, pair in enumerate(pairs) if _apart(*pair, rules.allowed)), None)
-        if place is not None:
-            found.append(TwinBreak(one.rid, "log probabilities", place, *pairs[place]))
+        upto = both if at is None else at
+        told = zip(one.logprobs[:upto], other.logprobs, strict=False)
+        tops = zip(one.top_logprobs[:upto], other.top_logprobs, strict=False)
+        unlike = list[tuple[int, float | None, float | None]]()
+        unlike += [(n, *pair) for n, pair in enumerate(told) if _apart(*pair, rules.allowed)]
+        unlike += [(n, *pair) for n, each in enumerate(tops) if (pair := _other_top(*each, rules.allowed)) is not None]
+        counts = len(one.logprobs[:upto]), len(other.logprobs[:upto])
+        if counts[0] != counts[1]:
+            last = min(counts)
+            left, right = (each.logprobs[last] if last < len(each.logprobs) else None for each in (one, other))
+            unlike.append((last, left, right))
+        if unlike:
+            found.append(TwinBreak(one.rid, "log probabilities", *min(unlike, key=lambda each: each[0])))
     if "accept lengths" in rules.keeps and at is None and not aborted and not (one.retractions or other.retractions):
         lengths = one.accept_lengths, other.accept_lengths
         place = first_difference(*lengths)
@@ -158,6 +172,21 @@ def _breaks(one: RequestResult, other: RequestResult, rules: Rules) -> list[Twin
             mine, others = (each[place] if place < len(each) else None for each in lengths)
             found.append(TwinBreak(one.rid, "accept lengths", place, mine, others))
     return found
+
+
+Top = Sequence[tuple[int, float]]
+
+
+def _other_top(one: Top, other: Top, allowed: float) -> tuple[float | None, float | None] | None:
+    """The first log probabilities of the likeliest tokens that lie apart: of one rank, or of one token. Which of two
+    that are as likely comes last in the list is not decided."""
+    if len(one) != len(other):
+        return (float(len(one)), float(len(other)))
+    left, right = (sorted((value for _, value in side), reverse=True) for side in (one, other))
+    tokens = dict(other)
+    same = [(value, tokens[token]) for token, value in one if token in tokens]
+    pairs = [*zip(left, right, strict=True), *same]
+    return next((pair for pair in pairs if _apart(*pair, allowed)), None)
 
 
 def _apart(one: float, other: float, allowed: float) -> bool:
@@ -172,6 +201,9 @@ def beside_reference(
     for rid, one in served.items():
         if rid in rules.drawn:
             found.left_out[rid] = "it is sampled"
+            continue
+        if rid in rules.steered:
+            found.left_out[rid] = "its tokens are not chosen by the model's own logits"
             continue
         if rid not in told:
             found.left_out[rid] = "the reference was not asked about it"

@@ -64,6 +64,16 @@ def test_what_lies_at_the_border_may_be_kept_by_rounding_and_what_lies_beyond_ma
         assert may_be_kept(logits, tokens, torch.full((4,), 0.01), 1.0, 0, top_p).tolist()[2] is kept
 
 
+def test_min_p_is_a_part_of_the_likeliest_token_s_probability() -> None:
+    logits = torch.log(torch.tensor([[0.4, 0.3, 0.2, 0.1]]))
+    probs, tokens = kept_probs(logits, 1.0, 0, 1.0, 0.6)
+    torch.testing.assert_close(probs, torch.tensor([[4 / 7, 3 / 7, 0, 0]], dtype=torch.float64))
+    for temperature, kept in ((1.0, [True, True, False, False]), (2.0, [True, True, True, False])):
+        cut = (temperature, 0, 1.0, 0.6)
+        assert may_be_kept(logits.expand(4, 4), tokens[0], torch.full((4,), 1e-4), *cut).tolist() == kept
+        assert (kept_probs(logits, *cut)[0][0] > 0).tolist() == kept
+
+
 def test_cut_jointly_top_p_is_of_the_whole_distribution() -> None:
     logits = torch.log(torch.tensor([[0.4, 0.3, 0.2, 0.1]]))
     one_by_one, tokens = kept_probs(logits, 1.0, 2, 0.5)  # of 0.57 and 0.43 the first is enough

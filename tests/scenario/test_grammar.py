@@ -124,7 +124,7 @@ def agree_on(every, least):
 
 def follows_from_another_value(path, data):
     """What a schema cannot say: an index below the number of requests, a range's ends in order."""
-    if path[:2] == ("workload", 3) and (path[-1] == "requests" or path[-2:-1] == ("requests",)):
+    if path[:2] == ("workload", 4) and (path[-1] == "requests" or path[-2:-1] == ("requests",)):
         return True
     return isinstance(path[-1], int) and path[-2] in ("tokens", "input_tokens", "max_new_tokens")
 
@@ -157,8 +157,8 @@ def test_the_full_example_is_written_as_it_is_read():
     written = scenario.to_dict()
     validator().validate(written)
     assert Scenario.from_dict(written, scenario.path) == scenario
-    assert written["workload"][4]["turns"] == FULL["workload"][4]["turns"]
-    assert "requests" not in written["workload"][4]
+    assert written["workload"][5]["turns"] == FULL["workload"][5]["turns"]
+    assert "requests" not in written["workload"][5]
     assert written["workload"][3]["prompt"] == FULL["workload"][3]["prompt"]
     assert written["arms"]["fixed"] == {"revert": [], "engine": {}, "not_on": {}}
     assert written["arms"]["other"]["oracles"]["accept"] is None

@@ -10,6 +10,7 @@ import pytest
 from specdebug.run.loop import WorkloadDriver
 from specdebug.scenario.reworked import AGAIN, NEIGHBOUR, REWORKED, reworked
 from specdebug.scenario.workload import RequestSampling, Workload, WorkloadRequest
+from specdebug.targets.features import Features
 
 
 def request(rid: str, group: str, **more: Any) -> WorkloadRequest:
@@ -85,3 +86,11 @@ def test_neighbours_come_first_and_are_aborted() -> None:
     assert [each.rid for each in made if each.flush] == [f"{NEIGHBOUR}a.0"]
     rest = [replace(each, flush=False) for each in made if not each.rid.startswith(NEIGHBOUR)]
     assert rest == [replace(each, flush=False) for each in WORKLOAD.requests]
+
+
+def test_completions_that_come_one_by_one_are_requests_of_their_own() -> None:
+    asking = RequestSampling(4, features=Features(n=2))
+    both = Workload(tuple(WorkloadRequest(f"a.0.{n}", "a", (1, 2), asking) for n in range(2)))
+    assert [each.sampling.features.n for each in reworked("alone", both).requests] == [1, 1]
+    assert [each.sampling.features.n for each in reworked("interrupted", both).requests] == [1, 2, 2]
+    assert reworked("order", both).requests == both.requests[::-1]

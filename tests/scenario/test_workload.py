@@ -100,6 +100,18 @@ def test_sampling_is_copied_and_each_request_has_a_seed_of_its_own():
 WORKLOAD = "  - {id: a, requests: 3, prompt: {corpus: stdlib, tokens: [20, 60]}, max_new_tokens: [3, 90]}\n"
 
 
+def test_completions_of_a_request_share_its_prompt_and_have_seeds_in_a_row():
+    group = "- {{id: c, requests: 2, prompt: {{corpus: stdlib, tokens: 9}}, features: {{n: 3}}{}}}\n"
+    requests = plan(group.format(""))
+    assert [each.rid for each in requests] == [f"c.{n}.{k}" for n in range(2) for k in range(3)]
+    assert len({each.new_ids for each in requests[:3]}) == 1 < len({each.new_ids for each in requests})
+    first = requests[3].sampling.seed
+    assert [each.sampling.seed for each in requests[3:]] == [first, first + 1, first + 2]
+    assert [each.sampling.seed for each in plan(group.format(", seed: 7"))] == [7, 8, 9, 8, 9, 10]
+    with pytest.raises(ContentError, match="has n, which does not go with 'turns'"):
+        scenario("- {turns: {clients: 1, rounds: 1, input_tokens: 4}, features: {n: 2}}\n")
+
+
 def test_same_seed_same_plan_and_another_seed_another():
     assert plan(WORKLOAD, seed=5) == plan(WORKLOAD, seed=5)
     assert plan(WORKLOAD, seed=5) != plan(WORKLOAD, seed=6)

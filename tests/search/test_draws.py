@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 
 import numpy as np
 import numpy.typing as npt
@@ -64,7 +65,7 @@ def test_the_e_value_is_at_most_one_on_average() -> None:
     for rank, chance in enumerate(probs[0]):
         for coin in grid:
             test = DrawsTest()
-            test.bins, test.draws, test._logs = before.bins.copy(), before.draws, before._logs.copy()
+            test.places, test.draws, test._logs = deepcopy(before.places), before.draws, before._logs.copy()
             test.add(probs, np.array([rank]), np.array([coin]), 1.3)
             total += chance / len(grid) * np.exp(test.log_evidence)
     assert total == pytest.approx(np.exp(before.log_evidence), rel=1e-2)
@@ -78,4 +79,32 @@ def test_what_speaks_against_it_is_said() -> None:
     assert test.alarm
     assert test.log_evidence > -np.log(FALSE_ALARM)
     assert "of the distribution function, likeliest first" in test.said()
-    assert (test.bins.sum(), len(test.bins)) == (count, BINS)
+    bins = test.places["any", "likeliest first"].bins
+    assert (bins.sum(), len(bins)) == (count, BINS)
+
+
+def test_an_order_of_ids_shows_what_an_order_of_odds_cannot() -> None:
+    """Of three tokens as likely that of the highest id is drawn half the time: by odds they are one."""
+    rng, test = np.random.default_rng(3), DrawsTest()
+    for _ in range(30):
+        weights = np.full((20, 9), 1.0)
+        ids = np.minimum((np.sqrt(rng.random(20)) * 9).astype(np.int64), 8)
+        test.add_by_id("correcting", weights, ids, rng.random(20))
+    assert test.alarm
+    assert "correcting draws" in test.said()
+
+
+def test_kinds_of_a_sound_sampler_are_not_alarmed_about() -> None:
+    """Given that a draft was accepted it was drawn from its siblings, and else from the others."""
+    for seed in range(40):
+        rng, test = np.random.default_rng(seed), DrawsTest()
+        for _ in range(60):
+            weights = rng.dirichlet(np.full(12, 0.4), size=20)
+            ids = np.minimum((weights.cumsum(1) <= rng.random(20)[:, None]).sum(1), 11)
+            coins = rng.random(20)
+            test.add_by_id("any", weights, ids, coins)
+            accepted = ids < 3
+            drafts = np.arange(12) < 3
+            test.add_by_id("accepted", (weights * drafts)[accepted], ids[accepted], coins[accepted])
+            test.add_by_id("correcting", (weights * ~drafts)[~accepted], ids[~accepted], coins[~accepted])
+        assert not test.alarm

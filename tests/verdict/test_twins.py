@@ -43,6 +43,7 @@ def test_equal_servings_hold() -> None:
         ({"accept_lengths": (2, 2), "retractions": 1}, []),
         ({"output": (1, 2), "finish_reason": "abort", "accept_lengths": ()}, []),
         ({"output": (1, 7), "finish_reason": "abort"}, [("tokens", 1, 2, 7)]),
+        ({"logprobs": (-1.0, -1.0)}, [("log probabilities", 2, -1.0, None)]),  # one was never told
         # log probabilities count up to the first other token
         ({"output": (1, 2, 9, 4), "logprobs": (-1.0, -1.0, -5.0, -5.0)}, [("tokens", 2, 3, 9)]),
     ],
@@ -50,6 +51,31 @@ def test_equal_servings_hold() -> None:
 def test_each_thing_that_must_stay_is_named_where_it_does_not(other: dict[str, Any], told: list[Any]) -> None:
     found = parted(served(), served(**other))
     assert [(each.what, each.position, each.left, each.right) for each in found.breaks] == told
+
+
+TOPS = (((1, -0.5), (2, -1.0)), ((3, -0.7), (4, -0.9)))
+
+
+@pytest.mark.parametrize(
+    ("tops", "told"),
+    [
+        ((((1, -0.5), (9, -1.0)), TOPS[1]), None),  # two as likely, of which one is last
+        ((TOPS[0], ((3, -0.9), (4, -0.9))), (1, -0.7, -0.9)),
+        ((TOPS[0], ((4, -0.7), (3, -0.9))), (1, -0.7, -0.9)),  # the same numbers of other tokens
+        ((TOPS[0], TOPS[1][:1]), (1, 2.0, 1.0)),
+    ],
+)
+def test_the_likeliest_tokens_are_held_by_rank_and_by_token(tops: Any, told: Any) -> None:
+    found = parted(served(top_logprobs=TOPS), served(top_logprobs=tops)).breaks
+    assert [(each.position, each.left, each.right) for each in found] == ([] if told is None else [told])
+    assert all(each.what == "log probabilities" for each in found)
+
+
+def test_no_reference_is_asked_about_tokens_that_the_model_s_own_logits_do_not_choose() -> None:
+    found = parted(served(), served(output=(1, 2, 9, 4)), steered=("a",))
+    assert [each.weighs for each in found.breaks] == [False]
+    told = beside_reference({"a": served()}, {"a": []}, Rules(EVERYTHING, steered=("a",)))
+    assert told.left_out == {"a": "its tokens are not chosen by the model's own logits"}
 
 
 def test_no_number_is_as_near_as_nan() -> None:

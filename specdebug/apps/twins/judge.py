@@ -118,11 +118,13 @@ def rules_of(each: JudgedPair) -> Rules:
 
     pair, dtype = each.pair, each.pair.base.asked.dtype
     requests = each.workload.requests
-    sampled = {request.rid for request in requests if request.sampling.temperature}
+    # of top_k 1 every draw is the likeliest token
+    sampled = {request.rid for request in requests if request.sampling.temperature and request.sampling.top_k != 1}
     return Rules(
         keeps=[what for what in pair.relation.keeps if what not in pair.twin.unlike],
         continues={request.rid: request.continues for request in requests},
         drawn=sampled,
+        steered={request.rid for request in requests if request.sampling.features.steers},
         coins=pair.twin.coins and dtype == "float32",  # how often rounding tips one is not known in half precision
         allowed=TIE_MARGIN[dtype] * NOMINAL_LOGIT,
     )
@@ -178,7 +180,8 @@ def _texts(each: JudgedPair) -> Iterator[Text]:
     """All that a reference is asked about a pair."""
     prompts, (first, _) = each.prompts(), each.served
     if each.pair.relation.of == "model":
-        skipped = rules_of(each).drawn
+        rules = rules_of(each)
+        skipped = {*rules.drawn, *rules.steered}
         for rid, one in first.items():
             if rid in prompts and rid not in skipped and one.output_ids:
                 yield (*prompts[rid], *one.output_ids), len(prompts[rid])

@@ -26,7 +26,7 @@ from specdebug.campaign.loops.steplog import Recording
 from specdebug.campaign.trials.campaign import until_stopped
 from specdebug.faults.model import Fault
 from specdebug.patching.toggles import SelectionError, Toggle
-from specdebug.scenario.checks import asked_of, check_faults, engine_shape, option_error
+from specdebug.scenario.checks import asked_of, check_faults, check_features, engine_shape, option_error
 from specdebug.scenario.grammar import Expectation, ProbeMode, Scenario
 from specdebug.scenario.reworked import reworked
 from specdebug.scenario.target_ranges import environment_of, version_of
@@ -428,6 +428,7 @@ def planned(scenario: Scenario, choices: Choices, library: RunContent) -> Planne
         if any(name == each.arm for each in without):
             continue
         target = changed.target_of(name)
+        check_features(changed, name)
         if target == DEFAULT:
             check_faults(changed, name)
         else:

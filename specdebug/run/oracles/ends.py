@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from specdebug.events import AllServed, Event, Stepped
 from specdebug.run.oracles.base import Bench, Oracle
+from specdebug.targets.features import features_of
 from specdebug.targets.requests import RequestView
 from specdebug.verdict.outcome import Violation, first_difference
 
@@ -67,6 +68,8 @@ class Ends(Oracle):
         reason, last = request.finish_reason, len(output) - 1
         stop, stops = self._first_stop(request)
         due = "stop" if stops else "length" if len(output) >= most else None
+        if finished and reason == "stop" and not stops and features_of(request.sampling).grammar:
+            return  # its grammar was over
         if stops and (stop < last or not finished):
             goes_on = f"is followed by {_named(output[stop + 1 :], output)}" if stop < last else "does not end it"
             self._report(rid, _kind_of(stops[0]), f"{rid} output {stop}: {_stop(stops[0])} {goes_on}", stop)
@@ -91,7 +94,9 @@ class Ends(Oracle):
         """The first position of the output at which it has to end for a stop, and the stops that are complete there;
         -1 and none where there is no such position."""
         output, tokens, strings = request.output_ids, request.sampling.stop_token_ids, request.sampling.stop
-        for position in range(self._read.get(request.rid, 0), len(output)):
+        # Stop tokens are not to be given before min_new_tokens; which strings then are complete is not minded.
+        first = max(features_of(request.sampling).min_new_tokens - 1, 0)
+        for position in range(max(self._read.get(request.rid, 0), first), len(output)):
             stops: list[int | str] = [token for token in output[position : position + 1] if token in tokens]
             if strings:
                 text = self.bench.decode(output[: position + 1])

@@ -15,6 +15,7 @@ from torch import Tensor
 from specdebug.events import Aborting, Decided, Event, Finishing, Going
 from specdebug.run.oracles.base import Bench, Oracle, OracleSettings
 from specdebug.run.oracles.draft_state import DRAFT_MARGIN, MOST_LIKELY
+from specdebug.targets.features import features_of
 from specdebug.verdict.outcome import Violation
 
 
@@ -71,7 +72,7 @@ class VerifiedLogits(Oracle):
     @torch.no_grad()
     def _compare(self, request: Any, kept: list[_Verified]) -> None:
         reference = self.bench.reference
-        if not kept or reference is None or request.rid in self._wrong:
+        if not kept or reference is None or request.rid in self._wrong or features_of(request.sampling).steers:
             return
         self.bench.looked(self.name)
         ids, first = list(request.all_ids), kept[0].length + 1

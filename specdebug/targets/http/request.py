@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
+from specdebug.targets.features import features_of
 from specdebug.targets.http.checked import HISTOGRAMS, MOST_CHARACTERS, BadAnswer
 from specdebug.targets.requests import Sampling, ToldToken
 
@@ -134,8 +135,9 @@ def sampling_params(sampling: Sampling, *, seeded: bool = False) -> dict[str, An
     if sampling.stop_token_ids:
         asked["stop_token_ids"] = list(sampling.stop_token_ids)
     else:
-        asked["ignore_eos"] = True
-    return asked
+        asked["ignore_eos"] = not features_of(sampling).grammar  # which ends where the model ends its text
+    beside = features_of(sampling).asked
+    return asked | {name: value for name, value in beside.items() if name not in ("logprobs", "n")}
 
 
 class ServedTexts:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from specdebug.base.abilities import Ability
 from specdebug.base.errors import SpecDebugError
+from specdebug.targets import features
 from specdebug.targets.base import Asked, Opening, Target, Traits
 from specdebug.targets.settings import AnyServer, HttpServer
 from specdebug.workers.stack import processor
@@ -29,7 +30,7 @@ _OF_MODEL = ("model", "dtype", "speculative")
 class HttpTarget(Target):
     """A server that is there, and was not started here."""
 
-    traits = Traits("http", AT_MOST)
+    traits = Traits("http", AT_MOST, features=features.ALL)
 
     def __init__(self, settings: HttpServer) -> None:
         self._settings = settings

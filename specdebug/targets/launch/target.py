@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from specdebug.base.abilities import Ability
 from specdebug.base.engine_flags import arguments_of
+from specdebug.targets import features
 from specdebug.targets.base import Asked, Opening, Target, Traits
 from specdebug.targets.http.target import AT_MOST, asked_of_server, key_of, open_session
 from specdebug.targets.launch.process import command_of
@@ -27,7 +28,7 @@ SHARED_SEED = 0
 class LaunchTarget(Target):
     """A server that a command starts."""
 
-    traits = Traits("launch", STARTED, reverts=True)
+    traits = Traits("launch", STARTED, reverts=True, features=features.ALL)
 
     def __init__(self, settings: LaunchedServer) -> None:
         self._settings: LaunchedServer = settings

@@ -32,6 +32,7 @@ from specdebug.events import (
     Stepped,
 )
 from specdebug.targets.base import Asked, Opening, Session, StoredDrafts
+from specdebug.targets.features import features_of
 from specdebug.targets.http.request import sampling_params
 from specdebug.targets.inside.failure import failure_of
 from specdebug.targets.inside.guard import LOST
@@ -46,6 +47,7 @@ from specdebug.targets.requests import (
 )
 from specdebug.targets.sglang.build import Built, attempt
 from specdebug.targets.sglang.inside.faults import SeenEngine, SeenRequest
+from specdebug.targets.sglang.inside.grammars import attempt_grammars
 from specdebug.targets.sglang.inside.scheduler import RECEIVE, SEND, booked, held, violated
 from specdebug.targets.sglang.inside.seats import RETRACT, in_sglang
 from specdebug.targets.sglang.inside.stages import RECORDING, DraftRows, StageSites, kv_of, other_part, record
@@ -127,6 +129,7 @@ class SglangRequest:
     retractions: int = 0
     sent: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    tops: list[dict[int, float]] = field(default_factory=list)
     told: list[int] = field(default_factory=list)
     _output: list[int] | None = None
 
@@ -159,7 +162,8 @@ class SglangRequest:
         self._output = list(self.output_ids)
         self.finish_reason, matched = str(reason["type"]), reason.get("matched")
         self.matched_stop, stops = matched, self.sampling.stop_token_ids
-        if stops and isinstance(matched, int) and matched not in stops and self._output[-1:] == [matched]:
+        minds = stops or features_of(self.sampling).grammar
+        if minds and isinstance(matched, int) and matched not in stops and self._output[-1:] == [matched]:
             # The model's own end of text, which SGLang minds beside the stop tokens that it is given.
             self.sampling = dataclasses.replace(cast(Any, self.sampling), stop_token_ids=(*stops, matched))
 
@@ -249,6 +253,8 @@ class SglangSession(Session):
             )
             raise CannotBeServed(rid, f"{whole}; the prompt has {len(prompt_ids)}")
         sampling = within_context(prompt_ids, sampling, limit, self._note, "engine")
+        if features_of(sampling).grammar and (why := attempt_grammars(self._scheduler)):
+            raise CannotBeServed(rid, f"asks for a grammar: {why}")
         request = SglangRequest(rid, tuple(prompt_ids), sampling, speculative)
         self._requests[rid] = request
         self._arriving.append(self._tokenized(request))
@@ -259,7 +265,8 @@ class SglangSession(Session):
             self._opening.say("note", text=text)
 
     def _tokenized(self, request: SglangRequest) -> Any:
-        """The request as SGLang's tokenizer process would send it."""
+        """The request as SGLang's tokenizer process would send it: of several completions each by itself."""
+        features = features_of(request.sampling)
         made = in_sglang("srt.managers.io_struct").TokenizedGenerateReqInput
         params = in_sglang("srt.sampling.sampling_params").SamplingParams(**sampling_params(request.sampling))
         params.normalize(self._scheduler.tokenizer)
@@ -271,9 +278,9 @@ class SglangSession(Session):
             "mm_inputs": None,
             "token_type_ids": None,
             "sampling_params": params,
-            "return_logprob": self._wants_logprobs,
+            "return_logprob": self._wants_logprobs or features.logprobs is not None,
             "logprob_start_len": -1,
-            "top_logprobs_num": 0,
+            "top_logprobs_num": features.logprobs or 0,
             "token_ids_logprob": None,
             "stream": True,
         }
@@ -319,6 +326,9 @@ class SglangSession(Session):
 
     def logprobs(self, rid: str) -> Sequence[float]:
         return self._requests[rid].logprobs
+
+    def top_logprobs(self, rid: str) -> Sequence[Mapping[int, float]]:
+        return self._requests[rid].tops
 
     def set_back(self) -> Sequence[str]:
         """SGLang's own switch sets back the next request that its decodes can spare."""
@@ -535,14 +545,16 @@ class SglangSession(Session):
         ids = getattr(output, "output_ids", None)
         if ids is None:
             return
-        logprobs = getattr(output, "output_token_logprobs_val", None) or [()] * len(ids)
-        for rid, tokens, reason, told in zip(output.rids, ids, output.finished_reasons, logprobs, strict=True):
+        parts = ("output_token_logprobs_val", "output_top_logprobs_val", "output_top_logprobs_idx")
+        logprobs = [getattr(output, name, None) or [()] * len(ids) for name in parts]
+        for rid, tokens, reason, told, *tops in zip(output.rids, ids, output.finished_reasons, *logprobs, strict=True):
             request = self._requests.get(rid)
             if request is None or rid in self._now.finished or request.finish_reason == "abort":
                 continue
             if tokens is not None and len(tokens):
                 request.sent += [int(token) for token in tokens]
             request.logprobs += map(float, told or ())
+            request.tops += [dict(zip(*row, strict=True)) for row in zip(tops[1] or (), tops[0] or (), strict=True)]
             if reason is not None:
                 plain = reason if isinstance(reason, Mapping) else reason.to_json()
                 if plain["type"] == "abort" and request.own is None:

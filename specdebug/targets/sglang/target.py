@@ -16,6 +16,7 @@ from specdebug.base.assets import checkpoint_path
 from specdebug.base.interpreters import ENGINE_ENV, engine_python
 from specdebug.patching import Patch
 from specdebug.reference.config import is_read
+from specdebug.targets import features
 from specdebug.targets.algorithms import KV_DTYPE, SGLANG, ForeignAlgorithm
 from specdebug.targets.base import Asked, Opening, Traits
 from specdebug.targets.installed import InstalledTarget, config_of, make_import_folder, remade
@@ -131,6 +132,7 @@ class SglangTarget(InstalledTarget):
             records=True,
             slowness=5.0,  # its metadata kernels are interpreted on a CPU
             faults=SglangFaults(release),
+            features=features.ALL,
         )
 
     def asked(self, options: Mapping[str, Any]) -> Asked:

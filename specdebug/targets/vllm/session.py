@@ -20,6 +20,7 @@ from specdebug.base.abilities import Ability
 from specdebug.base.errors import SpecDebugError
 from specdebug.events import Finishing, Prefilled, StepBegan, StepOver, Stepped
 from specdebug.targets.base import Asked, Opening, Session, StoredDrafts
+from specdebug.targets.features import features_of
 from specdebug.targets.inside.failure import failure_of
 from specdebug.targets.inside.guard import LOST, Call, EngineLook, wrap_method
 from specdebug.targets.requests import CannotBeServed, Lost, RequestView, Sampling, SessionFailed, within_context
@@ -37,6 +38,9 @@ from specdebug.targets.vllm.inside.probes import SiteProbes
 from specdebug.targets.vllm.inside.second_runner import SecondBoundaries, is_second
 from specdebug.targets.vllm.inside.sites import StepSites, StepSitesInOrder
 
+DECLINES = ("VLLMValidationError", "VLLMClientError")
+"""What vLLM raises of a request that it cannot serve, beside ValueError, of which these are no kind in 0.32.0."""
+
 
 @dataclass(eq=False)
 class VllmRequest:
@@ -53,6 +57,7 @@ class VllmRequest:
     cached_tokens: int = 0
     accept_lengths: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    tops: list[dict[int, float]] = field(default_factory=list)
     finish_reason: str | None = None
     matched_stop: int | str | None = None
     kept: int | None = None
@@ -155,13 +160,23 @@ class VllmSession(Session):
             self._note("this engine cannot leave out drafts for a request; all are served with them")
         limit = self._engine.vllm_config.model_config.max_model_len
         sampling = within_context(prompt_ids, sampling, limit, self._note, "engine")
+        if rid in self._requests:  # a completion of a request that the engine has
+            return
+        asked = features_of(sampling)
+        if asked.grammar:
+            self._engine.engine_core.engine_core.structured_output_manager._use_async_grammar_compilation = False
+        whole, _, number = rid.rpartition(".") if (n := asked.n) > 1 else (rid, "", "0")
         try:
-            params = params_of(sampling, logprobs=self._wants_logprobs)
-            own = self._engine.add_request(rid, {"prompt_token_ids": list(prompt_ids)}, params)
-        except ValueError as error:
+            params = params_of(sampling, int(number), logprobs=self._wants_logprobs)
+            own = self._engine.add_request(whole, {"prompt_token_ids": list(prompt_ids)}, params)
+        except Exception as error:
+            if not isinstance(error, ValueError) and type(error).__name__ not in DECLINES:
+                raise
             raise CannotBeServed(rid, f"is declined by the engine: {error}") from None
-        request = VllmRequest(rid, tuple(prompt_ids), sampling, speculative, self._scheduler.requests[own])
-        self._requests[rid] = request
+        for each in range(n):  # the engine makes a request of each completion, by a name of its own
+            name, here = (rid, own) if n == 1 else (f"{whole}.{each}", f"{each}_{own}")
+            request = VllmRequest(name, tuple(prompt_ids), sampling, speculative, self._scheduler.requests[here])
+            self._requests[name] = self._requests[here] = request
 
     def _note(self, text: str) -> None:
         if text not in self._noted:
@@ -170,7 +185,7 @@ class VllmSession(Session):
 
     def abort(self, rid: str) -> None:
         self._requests[rid].end("abort", None)
-        self._engine.abort_request([rid])
+        self._engine.abort_request([self._requests[rid].own.request_id])
 
     def advance(self) -> Stepped:
         self._step += 1
@@ -186,20 +201,24 @@ class VllmSession(Session):
         return self._stepped(outputs)
 
     def _stepped(self, outputs: Sequence[Any]) -> Stepped:
-        rids = tuple(rid for share in self._batch for rid in share.rids)
+        rids = tuple(self._requests[rid].rid for share in self._batch for rid in share.rids)
         cached, emitted, finished = dict[str, int](), dict[str, list[int]](), list[str]()
         for rid in rids:
             request = self._requests[rid]
             if request.finish_reason is None and request.prefills:
                 request.note_computed()
-        for output in outputs:
-            request, (made,) = self._requests[output.request_id], output.outputs
+        for output, made in ((each, made) for each in outputs for made in each.outputs):
+            name = output.request_id
+            request = self._requests.get(name) or self._requests[f"{name}.{made.index}"]
             if output.num_cached_tokens and not request.cached_tokens:
                 request.cached_tokens = cached[request.rid] = output.num_cached_tokens
             emitted[request.rid] = list(made.token_ids)
             for token, told in zip(made.token_ids, made.logprobs or (), strict=False):
                 request.logprobs.append(float(told[token].logprob))
-            if output.finished:
+                best = sorted((each.rank, other, float(each.logprob)) for other, each in told.items())
+                most = features_of(request.sampling).logprobs or 0
+                request.tops.append({other: value for _, other, value in best[:most]})
+            if made.finished():
                 request.end(str(made.finish_reason), made.stop_reason)
                 finished.append(request.rid)
         prefill = any(share.doing == "prefill" for share in self._batch)
@@ -229,9 +248,12 @@ class VllmSession(Session):
     def logprobs(self, rid: str) -> Sequence[float]:
         return self._requests[rid].logprobs
 
+    def top_logprobs(self, rid: str) -> Sequence[Mapping[int, float]]:
+        return self._requests[rid].tops
+
     def set_back(self) -> Sequence[str]:
         """All that run wait again, by the call with which vLLM forgets its cache while it serves."""
-        running = [own.request_id for own in self._scheduler.running]
+        running = [self._requests[own.request_id].rid for own in self._scheduler.running]
         if len(running) < 2 or not all(self._requests[rid].output_ids for rid in running):
             return ()
         return running if self._engine.reset_prefix_cache(reset_running_requests=True) else ()
@@ -317,23 +339,35 @@ class VllmSession(Session):
         return call(own, *args, **named)
 
 
-def params_of(sampling: Sampling, *, logprobs: bool = False) -> Any:
-    """vLLM's parameters. A request without stop tokens goes on to its length, whatever the model says."""
+def params_of(sampling: Sampling, completion: int = 0, *, logprobs: bool = False) -> Any:
+    """vLLM's parameters. A request without stop tokens goes on to its length, whatever the model says; one with a
+    grammar ends with that. ``completion``: the number of the one whose sampling this is; a seed is the first one's."""
     from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
+    asked = features_of(sampling)
+    grammar = StructuredOutputsParams(json=asked.schema, regex=asked.regex) if asked.grammar else None
+    told = asked.logprobs if asked.logprobs is not None else 0 if logprobs else None
     return SamplingParams(
+        n=asked.n,
         max_tokens=sampling.max_new_tokens,
         temperature=sampling.temperature,
         top_k=sampling.top_k,
         top_p=sampling.top_p,
-        seed=sampling.seed % 2**53 if sampling.temperature else None,
+        seed=(sampling.seed - completion) % 2**53 if sampling.temperature else None,
         stop=list(sampling.stop),
         stop_token_ids=list(sampling.stop_token_ids),
-        ignore_eos=not sampling.stop_token_ids,
+        ignore_eos=not (sampling.stop_token_ids or grammar),
         detokenize=bool(sampling.stop),
         skip_special_tokens=False,
-        logprobs=0 if logprobs else None,
+        logprobs=told,
+        frequency_penalty=asked.frequency_penalty,
+        presence_penalty=asked.presence_penalty,
+        repetition_penalty=asked.repetition_penalty,
+        min_tokens=asked.min_new_tokens,
+        min_p=asked.min_p,
+        logit_bias={int(token): value for token, value in asked.logit_bias.items()} or None,
+        structured_outputs=grammar,
         output_kind=RequestOutputKind.DELTA,
     )
 

@@ -19,6 +19,7 @@ from specdebug.base.assets import checkpoint_path
 from specdebug.base.errors import CheckpointError, InvalidOption, SpecDebugError
 from specdebug.base.files import name_beside
 from specdebug.engine.config import EngineConfig, SpeculativeConfig, round_up
+from specdebug.targets import features
 from specdebug.targets.algorithms import VLLM
 from specdebug.targets.base import Asked, Opening, Traits
 from specdebug.targets.installed import InstalledTarget, config_of, make_import_folder, remade
@@ -73,7 +74,7 @@ SHOWS: frozenset[Ability] = INSIDE | {
 class VllmTarget(InstalledTarget):
     """A release of vLLM, whose engine is built in a worker that runs with its environment's Python."""
 
-    traits = Traits("vllm", SHOWS, records=True)
+    traits = Traits("vllm", SHOWS, records=True, features=features.ALL)
     # A request draws from a generator of its own, seeded by what it asks.
     coins = frozenset(RELATIONS) - {"plain", "reference", "release", "retracted"}
     no_twins = MappingProxyType(

@@ -11,6 +11,7 @@ from specdebug.events import AllServed, Stepped
 from specdebug.run.oracles.base import Bench
 from specdebug.run.oracles.ends import Ends
 from specdebug.scenario.text import decoder, load_tokenizer
+from specdebug.targets.features import Features
 from specdebug.verdict.outcome import Violation
 from tests.run.fakes import FakeRequest, oracle_settings
 from tests.run.oracles.serving import ALONE, serve
@@ -259,3 +260,15 @@ def test_an_engine_that_ends_requests_wrongly_is_caught(
 
 
 DECODE = decoder(load_tokenizer("tiny"))
+
+
+def test_a_stop_before_the_least_length_is_none_and_a_grammar_s_end_is_an_end() -> None:
+    told = Told()
+    told.held.sampling.features = Features(min_new_tokens=4)
+    told.step([1, STOP, 1])
+    told.step([STOP], reason="stop")
+    assert told.found == []
+    over = Told()
+    over.held.sampling.features = Features(regex="a+")
+    over.step([1, 1], reason="stop")
+    assert over.found == []

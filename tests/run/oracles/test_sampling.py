@@ -72,7 +72,7 @@ def test_one_token_too_often_is_an_alarm_once_and_not_where_odds_are_other_by_ri
     assert TARGET.asked({"speculative": {"num_steps": 2}}).exact
 
 
-RIGHT_PROBS, RIGHT_WALK = sampler.target_probs, accept.accept_sampling
+RIGHT_PROBS, RIGHT_WALK, RIGHT_DRAW = sampler.target_probs, accept.accept_sampling, kernel._draw
 
 
 def without_scaling(probs: Tensor, top_p: float) -> Tensor:
@@ -91,10 +91,18 @@ def twice_the_mass(*args: Any, **options: Any) -> Any:
     return RIGHT_WALK(*args, **{**options, "threshold_acc": 0.5})
 
 
+def the_coin_again(weights: Tensor, coin: float) -> int:
+    """The bug: what is in the place of rejected drafts is drawn by the coin that rejected them, which is a high one."""
+    rejected = bool((weights[:, None] == 0).any()) and float(weights.sum()) < 1 - 1e-6
+    mass = 1 - float(weights.sum())
+    return RIGHT_DRAW(weights, mass + (1 - mass) * coin if rejected else coin)
+
+
 BUGS: dict[str, tuple[str, list[tuple[Any, str, Any]]]] = {
     "top-p skipped": ("sampling@support", [(sampler, "top_p_renorm", lambda probs, top_p: probs)]),
     "top-p not renormalised": ("sampling@distribution", [(sampler, "top_p_renorm", without_scaling)]),
     "rejected mass not removed": ("sampling@distribution", [(kernel, "_without", lambda probs, _: probs.double())]),
+    "the rejected coin again": ("sampling@distribution", [(kernel, "_draw", the_coin_again)]),
     "accepted at twice the mass": ("sampling@distribution", [(accept, "accept_sampling", twice_the_mass)]),
     "temperature ignored": (
         "sampling@distribution",

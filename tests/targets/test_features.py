@@ -12,6 +12,7 @@ from specdebug.scenario.checks import check_features, scenario_of
 from specdebug.scenario.workload import RequestSampling
 from specdebug.targets.features import ALL, NONE, Features, features_of
 from specdebug.targets.http.request import sampling_params
+from specdebug.targets.settings import parse_target
 
 
 def read(text: str) -> Features:
@@ -74,7 +75,7 @@ def test_a_target_that_has_it_not_refuses_it_by_name_at_its_place() -> None:
     assert str(problem) == (
         "asks.yaml:6:43: workload[1].features: target embedded has no presence_penalty, min_p (arm 'base')"
     )
-    check_features(scenario.on("vllm"), "base")
+    check_features(scenario.on(parse_target("vllm==0.32.0")), "base")
 
 
 def test_sglang_is_asked_by_its_own_names_and_a_grammar_ends_with_the_model_s_text() -> None:

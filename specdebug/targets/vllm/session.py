@@ -110,6 +110,8 @@ class VllmSession(Session):
             shows -= {"pools"}
             self._note(f"the scheduler's books are not looked at, for its pool has more than {MOST_BLOCKS} blocks")
         self.shows = shows
+        if (cache := config.cache_config).enable_prefix_caching:
+            self.cache = cache.block_size, cache.block_size * cache.num_gpu_blocks
         self._listen(config)
 
     def _listen(self, config: Any) -> None:
@@ -272,10 +274,10 @@ class VllmSession(Session):
         return fresh
 
     def draft_kv(self, request: RequestView, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        return self._kv.read("draft", request.rid, start, stop)
+        return self._kv.read("draft", self._requests[request.rid].own.request_id, start, stop)
 
     def target_kv(self, request: RequestView, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        return self._kv.read("target", request.rid, start, stop)
+        return self._kv.read("target", self._requests[request.rid].own.request_id, start, stop)
 
     def draft_state(self, requests: Sequence[RequestView]) -> StoredDrafts:
         return self._look.stored(requests)

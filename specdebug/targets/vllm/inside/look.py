@@ -70,7 +70,7 @@ class DraftLook:
                 self._add(name or site, among.rids, values.detach().clone())
 
     def _add(self, name: str, rids: Sequence[str], values: Tensor) -> None:
-        for row, rid in enumerate(rids):
+        for row, rid in enumerate(self._request_of(each).rid for each in rids):
             if name == "positions":  # the first of a draft
                 self._drafted[rid] = _Drafted()
             drafted, value = self._drafted[rid], values[row : row + 1]
@@ -107,7 +107,7 @@ class DraftLook:
     def _decided(self, among: StepRequests, sampled: Tensor) -> None:
         """Tell of the verify of these requests. sampled: int [B, T], -1 behind the last token."""
         nodes, forwards = self._num_steps + 1, self._num_steps - 1
-        drafted = [self._drafted.get(rid) for rid in among.rids]
+        drafted = [self._drafted.get(self._request_of(rid).rid) for rid in among.rids]
         whole = [
             n
             for n, each in enumerate(drafted)

@@ -33,13 +33,16 @@ from specdebug.apps.mutants.sound import Sound, commons, measure_sound, sound_ar
 from specdebug.apps.twins.plan import plan_twins
 from specdebug.apps.twins.run import TwinResult, TwinRunner, processor_seconds
 from specdebug.base.errors import SpecDebugError
-from specdebug.campaign.loops.replay import Choices
+from specdebug.campaign.loops.replay import Choices, plan, run_arms
 from specdebug.campaign.loops.warm import WarmPool
 from specdebug.campaign.preload import PRELOAD
+from specdebug.diverge.locate import Locator
+from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.library import Library
 from specdebug.targets.installs.fit import source_of
 from specdebug.targets.registry import find_target
 from specdebug.targets.settings import ReleasedEngine, parse_target
+from specdebug.verdict.signatures import OUTPUTS
 from specdebug.workers.pool import WorkerPool
 
 FOLDER = Path(__file__).with_suffix("")
@@ -51,7 +54,8 @@ ROUNDS = (
     ("reference",),
 )
 """Relations, those first that need no other engine; a bug that a round sees is not run in the next."""
-STAGES: Mapping[str, tuple[str, ...]] = OF_EAGLE | {
+STAGES: Mapping[str, tuple[str, ...]] = {
+    **OF_EAGLE,
     "draft": (*OF_EAGLE["draft"], "*@ngram.*", "*@block.*"),
     "context": ("*@context.*", "*@kv_pool.write.loc", "*@draft_prefill.*", "*@draft_extend.*"),
     "verify": (*OF_EAGLE["verify"], "*@target_*"),
@@ -121,15 +125,34 @@ class Found:
         return f"| {' | '.join(cells)} |"
 
 
-class Twins:
-    """Runs bugs' twins, and keeps what came of them."""
+@dataclass(frozen=True)
+class Replayed:
+    """A bug's failure as ``replay`` reports it: what was found, and the signature of where that began."""
 
-    def __init__(self, pool: WorkerPool, library: Library, target: ReleasedEngine, keep: Path | None) -> None:
+    bug: int
+    arm: str
+    seen: str
+    told: str
+    detail: str
+
+
+class Runs:
+    """Replays bugs and runs their twins, and keeps what came of them."""
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        library: Library,
+        target: ReleasedEngine,
+        scenarios: Sequence[Scenario],
+        keep: Path | None,
+    ) -> None:
         self._pool, self._library, self._target, self._keep = pool, library, target, keep
-        lines = keep.read_text(encoding="utf-8").splitlines() if keep is not None and keep.exists() else []
-        self._known = {
-            (each.bug, each.arm, each.round): each for each in (Paired(**json.loads(line)) for line in lines)
-        }
+        self._scenarios = scenarios
+        paired = [Paired(**each) for each in _lines(self._file("twins"))]
+        self._known = {(each.bug, each.arm, each.round): each for each in paired}
+        replayed = [Replayed(**each) for each in _lines(self._file("replays"))]
+        self._replayed = {(each.bug, each.arm): each for each in replayed}
 
     def look(self, bug: Bug, arms: Iterable[Sound], rounds: Iterable[int]) -> Paired | None:
         """The first round of the first arm that is broken; None where none is."""
@@ -141,16 +164,38 @@ class Twins:
                     return found
         return None
 
+    def replayed(self, bug: Bug, name: str) -> Replayed | None:
+        """An arm's failure as ``replay`` locates it: it hears the sites of probes, too. None where it does not fail."""
+        if (bug.number, name) not in self._replayed:
+            scenario, _, arm = name.partition("/")
+            (found,) = [each for each in self._scenarios if each.path.stem == scenario]
+            choices = Choices(arms=(arm,), reverts=(bug.number,), target=self._target)
+            results, _ = run_arms(self._pool, self._library, plan(found, choices, self._library))
+            (result,) = Locator(self._pool, self._library).located(results)
+            outcome = result.outcome
+            seen = outcome.signature if outcome.located is None else outcome.located.seen
+            told = Replayed(bug.number, name, seen or "", outcome.signature or "", outcome.detail)
+            self._replayed[bug.number, name] = told
+            self._note(self._file("replays"), told)
+        told = self._replayed[bug.number, name]
+        return told if told.seen else None
+
     def _ran(self, bug: Bug, arm: Sound, number: int) -> Paired:
         known = self._known.get((bug.number, arm.name, number))
         if known is None:
             known = self._pairs(bug, arm, number)
             print(f"{bug.number} {arm.name} {number}: {known.seen} {known.located}", file=sys.stderr)
             self._known[bug.number, arm.name, number] = known
-            if self._keep is not None:
-                with self._keep.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(asdict(known)) + "\n")
+            self._note(self._file("twins"), known)
         return known
+
+    def _file(self, what: str) -> Path | None:
+        return None if self._keep is None else self._keep.with_name(f"{self._keep.name}-{what}.jsonl")
+
+    def _note(self, path: Path | None, told: Paired | Replayed) -> None:
+        if path is not None:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(told)) + "\n")
 
     def _pairs(self, bug: Bug, arm: Sound, number: int) -> Paired:
         scenario, name = arm.run.scenario, arm.run.arm
@@ -166,20 +211,28 @@ class Twins:
         return Paired.of(bug.number, arm.name, number, results)
 
 
-def judge(bug: Bug, model: str, planting: Planting, twins: Twins, sound: Sequence[Sound]) -> Found:
+def _lines(path: Path | None) -> list[dict[str, Any]]:
+    if path is None or not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def judge(bug: Bug, model: str, planting: Planting, runs: Runs, sound: Sequence[Sound]) -> Found:
     dimension, _, stage = bug.stage.partition(": ")
     judged = planting.judge(bug, sound, first=True)
     found = Found(bug.number, dimension, stage, bug.title, model, judged.effect)
     if judged.caught:
         first = judged.caught[0]
-        told = first.located or first.signature or ""
+        told, seen = first.located or first.signature or "", first.signature or ""
+        if told != seen and seen.partition("@")[0] not in OUTPUTS and (again := runs.replayed(bug, first.arm)):
+            told, seen = again.told, again.seen
         more: dict[str, Any] = {"arm": first.arm, "detail": first.detail, "seconds": first.seconds}
-        return replace(found, by=first.signature or "", told=told, **more)
+        return replace(found, by=seen, told=told, **more)
     reached = [arm for arm in sound if arm.reaches(cast(Mutant, bug))]
     if other := [arm for arm in reached if planting.differs(bug, arm)]:
-        pair = twins.look(bug, other[:2], range(len(ROUNDS)))
+        pair = runs.look(bug, other[:2], range(len(ROUNDS)))
     else:  # its lines, or what they do, may show with log probabilities, or where the engine is another
-        pair = twins.look(bug, (reached or sound)[:1], (1, 0))
+        pair = runs.look(bug, (reached or sound)[:1], (1, 0))
     if pair is None:
         return found
     told = pair.located or planting.differs_at(bug, pair.arm) or pair.seen
@@ -215,8 +268,8 @@ def of_target(named: str, only: Sequence[int], scenarios: Sequence[str], keep: P
         for each in loud:
             print(f"left out: {each.name}: {each.why}", file=sys.stderr)
         planting = Planting(warm, Path(folder), None if keep is None else keep / f"{package}-runs.jsonl")
-        twins = Twins(pool, library, target, None if keep is None else keep / f"{package}-twins.jsonl")
-        return [judge(bug, model, planting, twins, sound) for bug, model in bugs]
+        runs = Runs(pool, library, target, chosen, None if keep is None else keep / package)
+        return [judge(bug, model, planting, runs, sound) for bug, model in bugs]
 
 
 def _model(url: str | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -11,7 +11,6 @@ from specdebug.base.content import Kind
 from specdebug.base.errors import SpecDebugError
 from specdebug.cli import options as opt
 from specdebug.cli.output import OutputError, check_writable, not_written, note, write, write_file
-from specdebug.report.words import counted, some
 
 if TYPE_CHECKING:
     from specdebug.patching.reversal import Reversal
@@ -47,8 +46,8 @@ class NewFile(opt.Command):
         GRAMMARS[self.kind].read(parse_yaml(text, str(file)).root)
         if file.exists() and not self.force:
             raise OutputError(f"{file} is there already; --force writes over it")
-        _written(file, text)
-        _write_schemas(root_of(self.kind, file))
+        written(file, text)
+        write_schemas(root_of(self.kind, file))
         write(f"wrote {file}; check it with: specdebug {self.kind} validate {file}")
         return 0
 
@@ -101,9 +100,11 @@ class NewToggle(NewFile):
         if [self.target, self.from_diff, self.commit].count(None) != 2:
             raise SpecDebugError("new toggle needs one of --target, --from-diff and --commit")
         if self.target is not None:
-            _not_ours(self.target)
+            not_ours(self.target)
             return skeleton("toggles", self.name, file) + placeholder(self.target)
         made, title = self._from_commit(self.commit) if self.commit else (self._from_diff(), "")
+        for each in made:
+            not_ours(each.source.name)
         targets = [
             (f"{each.source.name}:{name}" if name else each.source.name, edits)
             for each in made
@@ -113,58 +114,31 @@ class NewToggle(NewFile):
         self._try(text, made)
         return text
 
-    def _from_commit(self, commit: str) -> tuple[list[Reversal], str]:
+    def _from_commit(self, commit: str) -> tuple[Sequence[Reversal], str]:
         """Return the edits that take a commit back, and its subject."""
-        from specdebug.base.git import git
+        from specdebug.apps.mining.fix import fix_of
         from specdebug.campaign.trials.commits import commit_of, top_of
 
         top = top_of(self.repo)
-        fix = commit_of(top, commit, "commit")
-        before = commit_of(top, f"{fix}^", "commit")
-        diff = ("diff", "--no-color", "--no-ext-diff", "--no-renames", "-U0", before, fix)
-        others = _text(git(top, *diff, "--name-only", "--", ":!*.py").stdout).splitlines()
-        if others:
-            note(f"left out: {some(others, 5)}: no Python")
-        asked = git(top, *diff, "--", "*.py")
-        if not asked.stdout:
-            raise SpecDebugError(f"--commit {commit}: it changes no Python file")
+        fix = fix_of(top, commit_of(top, commit, "commit"), note)
+        return fix.made, fix.title
 
-        def text_of(path: str) -> str | None:
-            shown = git(top, "show", f"{fix}:{path}")
-            return _text(shown.stdout) if shown.returncode == 0 else None
+    def _from_diff(self) -> Sequence[Reversal]:
+        from specdebug.apps.mining.fix import taken_back
 
-        subject = git(top, "show", "--no-patch", "--no-show-signature", "--format=%s", fix).stdout
-        return self._made(_text(asked.stdout), text_of), _text(subject).strip()
-
-    def _from_diff(self) -> list[Reversal]:
         def text_of(path: str) -> str | None:
             file = self.repo / path
             return _text(file.read_bytes()) if file.is_file() else None
 
         if self.from_diff == "-":
-            return self._made(sys.stdin.read(), text_of)
+            return taken_back(sys.stdin.read(), text_of, note)[0]
         try:
-            return self._made(_text(Path(str(self.from_diff)).read_bytes()), text_of)
+            diff = _text(Path(str(self.from_diff)).read_bytes())
         except OSError as error:
             raise SpecDebugError(f"{self.from_diff} cannot be read: {error.strerror}") from None
+        return taken_back(diff, text_of, note)[0]
 
-    def _made(self, diff: str, text_of: Callable[[str], str | None]) -> list[Reversal]:
-        """What takes a diff back. Each file is told on stderr, for one may take seconds. Raises SpecDebugError."""
-        from specdebug.patching.reversal import Reversal, read_diff, reversals
-
-        made = list[Reversal]()
-        for each in reversals(read_diff(diff), text_of):
-            if isinstance(each, Reversal):
-                _not_ours(each.source.name)
-                made.append(each)
-                note(f"taken back: {each.source.path}: {counted(sum(map(len, each.edits.values())), 'edit')}")
-            else:
-                note(f"left out: {each}")
-        if not made:
-            raise SpecDebugError("the diff changes no code of a package")
-        return made
-
-    def _try(self, text: str, made: list[Reversal]) -> None:
+    def _try(self, text: str, made: Sequence[Reversal]) -> None:
         """Raise SpecDebugError unless the toggle as written leads back to what was before the fix."""
         from specdebug.base.yamlio import parse_yaml
         from specdebug.patching.reversal import check
@@ -174,7 +148,7 @@ class NewToggle(NewFile):
         check(made, [patch for ranges in toggle.foreign.values() for patches in ranges.values() for patch in patches])
 
 
-def _not_ours(target: str) -> None:
+def not_ours(target: str) -> None:
     """Raise SpecDebugError for a target in specdebug, whose toggles also need what shows the fix."""
     from specdebug.patching.toggles import OWN_ENGINE
 
@@ -196,7 +170,7 @@ class NewSchemas(opt.Command):
     folder: Path = opt.argument("The folder that has scenarios/, toggles/ and probes/.", default=Path("."))
 
     def run(self) -> int:
-        for schema in _write_schemas(self.folder):
+        for schema in write_schemas(self.folder):
             write(f"wrote {schema}; first line of files: # yaml-language-server: $schema=../schemas/{schema.name}")
         return 0
 
@@ -205,17 +179,17 @@ def _text(found: bytes) -> str:
     return found.decode(errors="replace")
 
 
-def _write_schemas(root: Path) -> list[Path]:
+def write_schemas(root: Path) -> list[Path]:
     from specdebug.report.formats import to_json
     from specdebug.scenario.skeletons import schemas
 
     made = schemas(root)
     for schema, document in made.items():
-        _written(schema, to_json(document) + "\n")
+        written(schema, to_json(document) + "\n")
     return list(made)
 
 
-def _written(file: Path, text: str) -> None:
+def written(file: Path, text: str) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -11,6 +11,7 @@ from specdebug.base.errors import SpecDebugError
 from specdebug.cli import complete
 from specdebug.cli import options as opt
 from specdebug.cli.listings import CHECKS, ListOptions
+from specdebug.cli.mine import ToggleMine
 from specdebug.cli.output import note, on_stderr, progress, tell, workers
 
 if TYPE_CHECKING:
@@ -176,6 +177,7 @@ class ToggleVerify(opt.CommandOptions, opt.PlanOption, opt.JsonOptions, opt.Cont
 COMMANDS: dict[str, type[opt.Command]] = {
     "check": ToggleCheckCommand,
     "list": ToggleList,
+    "mine": ToggleMine,
     "show": ToggleShow,
     "verify": ToggleVerify,
     **CHECKS,

@@ -60,6 +60,17 @@ family: unsorted  # a word or two for bugs of one kind
 symptom: what a user sees where the fix is missing
 patches:
 """
+_MINED = """\
+# yaml-language-server: $schema={schema}
+# Mined from git. toggles/README.md has every key.
+#   specdebug toggles validate {file}
+pr: {number}
+title: {title}
+{url}family: {family}
+symptom: {symptom}
+description: |
+{facts}
+"""
 _EDITS = [("the fixed lines, as they stand in the function", "the lines as they were before the fix")]
 
 
@@ -75,10 +86,23 @@ def schemas(root: Path) -> dict[Path, Schema]:
 
 def skeleton(kind: Kind, name: str, file: Path, title: str = "what the fix does, on one line") -> str:
     """A new file. That of a toggle goes on with :func:`patches_text`."""
-    schema = os.path.relpath(root_of(kind, file) / "schemas" / SCHEMAS[kind], file.parent)
     body = {"scenarios": _SCENARIO, "probes": _PACK, "toggles": _TOGGLE}[kind]
     filled = body.format(name=name, file=file, root=root_of(kind, file), title=_scalar(title))
-    return f"# yaml-language-server: $schema={Path(schema).as_posix()}\n{filled}"
+    return f"# yaml-language-server: $schema={_schema_beside(kind, file)}\n{filled}"
+
+
+def mined(number: int, title: str, url: str, family: str, symptom: str, facts: Iterable[str], file: Path) -> str:
+    """A toggle of a fix in git, up to its patches. ``facts``: lines of its description."""
+    return _MINED.format(
+        schema=_schema_beside("toggles", file),
+        file=file,
+        number=number,
+        title=_scalar(title),
+        url=f"url: {url}\n" if url else "",
+        family=_scalar(family),
+        symptom=_scalar(symptom),
+        facts="\n".join(f"  {fact}" for fact in facts),
+    )
 
 
 def patches_text(targets: Iterable[tuple[str, list[tuple[str, str]]]]) -> str:
@@ -93,6 +117,11 @@ def patches_text(targets: Iterable[tuple[str, list[tuple[str, str]]]]) -> str:
         for match, replacement in edits:
             lines += [f"        - match: {_block(match)}", f"          replacement: {_block(replacement)}"]
     return "\n".join(line for lines in by_package.values() for line in lines) + "\n"
+
+
+def _schema_beside(kind: Kind, file: Path) -> str:
+    """The path of the schema from the folder of a file."""
+    return Path(os.path.relpath(root_of(kind, file) / "schemas" / SCHEMAS[kind], file.parent)).as_posix()
 
 
 def placeholder(target: str) -> str:

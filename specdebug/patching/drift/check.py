@@ -79,21 +79,21 @@ def nearest(dist: Dist, module: str, qualname: str, wanted: Sequence[str]) -> Ne
     source = _source(dist, module)
     if source is not None and qualname in source.spans:
         return closest(source, source.spans[qualname], wanted)
-    places = [*([(source, source.spans[""])] if source else []), *_namesakes(dist, qualname)]
+    elsewhere = [(other, other.spans[name]) for other, name in namesakes(dist, qualname)]
+    places = [*([(source, source.spans[""])] if source else []), *elsewhere]
     found = [near for place in places if (near := closest(*place, wanted))]
     return max(found, key=lambda near: near.likeness, default=None)
 
 
-def _namesakes(dist: Dist, qualname: str) -> list[tuple[ModuleSource, list[tuple[int, int]]]]:
-    """Functions and classes of this qualified name in any module, or else of its last part."""
+def namesakes(dist: Dist, qualname: str) -> list[tuple[ModuleSource, str]]:
+    """Functions and classes of this qualified name in any module, or else of its last part, each with its module."""
     last = qualname.rpartition(".")[2]
     if not last:
         return []
     modules = dist.modules_that_mention(rf"(def|class)\s+{re.escape(last)}\b".encode())
-    named = [(name, source) for module in modules if (source := _source(dist, module)) for name in source.spans]
-    found = [each for each in named if each[0] == qualname]
-    found = found or [each for each in named if each[0].rpartition(".")[2] == last]
-    return [(source, source.spans[name]) for name, source in found]
+    named = [(source, name) for module in modules if (source := _source(dist, module)) for name in source.spans]
+    found = [each for each in named if each[1] == qualname]
+    return found or [each for each in named if each[1].rpartition(".")[2] == last]
 
 
 def _source(dist: Dist, module: str) -> ModuleSource | None:

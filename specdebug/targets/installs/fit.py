@@ -32,7 +32,7 @@ def patches_of(here: Installed, toggles: Sequence[Toggle]) -> list[Patch]:
     patches do not fit the files that are there."""
     if not toggles:
         return []
-    dist = _dist(here)
+    dist = dist_of(here)
     found: list[Patch] = []
     for toggle in toggles:
         patches = _patches_for(here, toggle)
@@ -58,7 +58,7 @@ class Mends:
 def mends_of(here: Installed, toggles: Sequence[Toggle], known: Sequence[Toggle]) -> Mends:
     """Of the ``known`` fixes those that a release lacks, beside ``toggles``, which are put in anyway or reverted. One
     that edits what these do, or that does not fit the files that are there, is left out."""
-    dist = _dist(here)
+    dist = dist_of(here)
     taken = [patch for toggle in toggles for patch in _patches_for(here, toggle) or ()]
     asked = {toggle.pr for toggle in toggles}
     numbers, mending, left_out = list[int](), list[Patch](), list[str]()
@@ -77,7 +77,7 @@ def mends_of(here: Installed, toggles: Sequence[Toggle], known: Sequence[Toggle]
 
 def _patches_for(here: Installed, toggle: Toggle) -> tuple[Patch, ...] | None:
     """The patches of a fix for a release, by the first of the versions that it is taken for; None if it has none."""
-    taken_for = (_dist(here, version) for version in here.versions)
+    taken_for = (dist_of(here, version) for version in here.versions)
     found = next(filter(None, (patches_for(each, toggle) for each in taken_for)), None)
     return None if found is None else found[1]
 
@@ -124,7 +124,7 @@ def _fitting(package: Path, version: str, sites: tuple[Patch, ...]) -> tuple[tup
 def place_of(here: Installed, patch: Patch) -> tuple[str | None, str]:
     """Where in a release the first edit of a patch lands, ``file:line`` within its packages; else None, and why it does
     not."""
-    found = fit(_dist(here), [patch])
+    found = fit(dist_of(here), [patch])
     if found.problems:
         return None, found.problems[0].what
     path = Path(found.places[0].path)
@@ -132,7 +132,7 @@ def place_of(here: Installed, patch: Patch) -> tuple[str | None, str]:
     return f"{'/'.join(inside)}:{found.places[0].line}", ""
 
 
-def _dist(here: Installed, version: str | None = None) -> Dist:
+def dist_of(here: Installed, version: str | None = None) -> Dist:
     """What an environment has of an engine, taken for a version if not its own."""
     return Dist(here.engine, Version(version or here.version), open_package(package_of(here)))
 

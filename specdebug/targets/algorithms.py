@@ -160,9 +160,9 @@ VLLM = Repertoire(
         "STANDALONE": ForeignAlgorithm("model", only_chains=True, hides=_DRAFTS - {"kv"}),
         "NGRAM": ForeignAlgorithm("none", only_chains=True, hides=_DRAFTS - {"kv"}),
         "DFLASH": replace(_BLOCK, hides=_DRAFTS - {"kv"}),
+        "NEXTN": ForeignAlgorithm("model", only_chains=True, hides=_DRAFTS - {"kv"}),
     },
     refused={
-        "NEXTN": "on a CPU its attention over latents takes 512 of them and 64 rotated, no fewer",
         "SUFFIX": "it needs arctic-inference, which has no wheel on PyPI",
     },
 )

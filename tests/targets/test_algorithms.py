@@ -32,7 +32,6 @@ def test_our_engine_refuses_it_and_names_the_targets_that_have_it(name: str) -> 
     ("name", "why"),
     [
         ("SUFFIX", "vLLM's SUFFIX is not run here: it needs arctic-inference"),
-        ("NEXTN", "vLLM's NEXTN is not run here: on a CPU"),
         ("DSPARK", "only SGLang has 'DSPARK'; give --target sglang=="),
     ],
 )

@@ -174,7 +174,7 @@ def _equations(weights: Mapping[str, Tensor], config: ModelConfig, layout: Made)
     import torch
     from torch.nn.functional import rms_norm
 
-    ids, states, last = _written(weights, config)
+    ids, states, last = written_text(weights, config)
     embedding = weights["model.embed_tokens.weight"]
     width, length = config.hidden_size, ids.shape[1]
     read, tokens = rms_norm(states, (width,), eps=1e-6), rms_norm(embedding, (width,), eps=1e-6)
@@ -203,7 +203,7 @@ def _corrections(
     import torch
     from torch.nn.functional import rms_norm
 
-    ids, _, _ = _written(weights, config)
+    ids, _, _ = written_text(weights, config)
     embedding, head = weights["model.embed_tokens.weight"], weights.get("lm_head.weight")
     at, width = torch.arange(REACH, ids.shape[1] - BLOCK - 1), config.hidden_size
     before = torch.cat([ids[:, at + number].flatten() for number in range(1, BLOCK + 1)])
@@ -229,7 +229,7 @@ def _corrections(
     return (gain * factors[0]).float(), factors[1].float()
 
 
-def _written(weights: Mapping[str, Tensor], config: ModelConfig) -> tuple[Tensor, Tensor, Tensor]:
+def written_text(weights: Mapping[str, Tensor], config: ModelConfig) -> tuple[Tensor, Tensor, Tensor]:
     """Text that the target writes by itself, int64 [ROWS, LENGTH], and of each position the states after LAYER and
     those that its head reads, [ROWS, LENGTH, width]."""
     import torch

@@ -27,6 +27,7 @@ from specdebug.targets.installs.store import Installed, StoreError
 from specdebug.targets.options import VLLMS
 from specdebug.targets.relations import RELATIONS, Kept, Relation, Twin
 from specdebug.targets.sglang.drafts import block_draft
+from specdebug.targets.vllm.mtp_draft import with_layer
 from specdebug.workers.home import Home
 from specdebug.workers.pool import PRELOAD
 
@@ -35,7 +36,14 @@ if TYPE_CHECKING:
 
     from specdebug.targets.vllm.session import VllmSession
 
-METHODS = {"EAGLE": "eagle", "EAGLE3": "eagle3", "NGRAM": "ngram", "STANDALONE": "draft_model", "DFLASH": "dflash"}
+METHODS = {
+    "EAGLE": "eagle",
+    "EAGLE3": "eagle3",
+    "NGRAM": "ngram",
+    "STANDALONE": "draft_model",
+    "DFLASH": "dflash",
+    "NEXTN": "mtp",
+}
 """vLLM's names of the algorithms."""
 NGRAMS = {"prompt_lookup_min": 1, "prompt_lookup_max": 12}
 """Tokens that must have followed each other before: the most are tried first."""
@@ -158,11 +166,14 @@ class VllmTarget(InstalledTarget):
         """As :func:`mapped`, checkpoints by their folders."""
         config, algorithm = VLLMS.read(options), VLLMS.shape(options).algorithm
         named = {place[-1]: name for place, name in VLLMS.checkpoints(options)}
-        draft = named.get("draft_model")
-        if draft is not None:
-            draft = str(self._draft(draft, config.model, options, here.folder / "checkpoints"))
-        model = str(checkpoint_path(config.model).resolve())
-        return mapped(config, model, draft, cpu=here.device == "cpu", algorithm=algorithm)
+        draft, below = named.get("draft_model"), here.folder / "checkpoints"
+        model = checkpoint_path(config.model).resolve()
+        if algorithm == "NEXTN" and draft is not None:
+            model = with_layer(draft, config.model, below)  # vLLM loads the layer from the target's own folder
+            draft = str(model)
+        elif draft is not None:
+            draft = str(self._draft(draft, config.model, options, below))
+        return mapped(config, str(model), draft, cpu=here.device == "cpu", algorithm=algorithm)
 
     def _draft(self, name: str, model: str, options: Mapping[str, Any], below: Path) -> Path:
         """The folder of a draft. Raises SpecDebugError."""

@@ -146,7 +146,7 @@ class InstalledTarget(Target):
     def notes_of(self, options: Mapping[str, Any], here: Installed, there: OverThere) -> list[str]:
         """All that a reader of a run on it is to know. Raises SpecDebugError."""
         mends = self._mends(here, there.toggles, there.content)
-        settings, notes = self._settings, [*filter(None, (here.taken_as,)), *self.notes(options, here)]
+        settings, notes = self._settings, [*filter(None, (here.taken_as, here.mix)), *self.notes(options, here)]
         if settings.tree is not None:
             commit = "" if settings.commit is None else f", commit {settings.commit[:12]}"
             notes.insert(0, f"the code is that of {settings.tree}{commit}, beside the dependencies of {here.release}")

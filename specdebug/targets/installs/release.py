@@ -6,10 +6,11 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
@@ -84,6 +85,7 @@ class Recipe:
         stand_ins: modules that it imports and never uses here: empty ones take their place.
         left_out: packages that it asks for and does not get, and why.
         says: what it can do here.
+        over: a package whose Python files, of its wheel for any device, lie over those that are installed.
     """
 
     engine: str
@@ -95,6 +97,7 @@ class Recipe:
     stand_ins: tuple[str, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
     says: str = ""
+    over: str = ""
 
     @property
     def release(self) -> Release:
@@ -103,30 +106,45 @@ class Recipe:
     @property
     def digest(self) -> str:
         """Equal for equal recipes."""
-        return hashlib.sha256(repr(asdict(self)).encode()).hexdigest()[:16]
+        plain = {name: each for name, each in asdict(self).items() if name != "over" or each}
+        return hashlib.sha256(repr(plain).encode()).hexdigest()[:16]
+
+    @property
+    def mix(self) -> str:
+        """What it is a mix of, in words; empty of a release as it is."""
+        if not self.over:
+            return ""
+        below = next(each for each in self.requirements if each.startswith(f"{self.engine}-cpu=="))
+        return f"a mix: the Python files are those of {self.over}, the compiled modules {below}'s"
 
 
-def read_recipe(item: Item) -> Recipe:
-    """The recipe that a file holds. Raises ContentError."""
-    table = item.table(
-        required=("engine", "version", "device", "pythons", "requirements"),
-        optional=("first", "stand_ins", "left_out", "says"),
-    )
+def read_recipe(item: Item, others: Sequence[Recipe] = ()) -> Recipe:
+    """The recipe that a file holds. One that is ``like`` another of its engine and device, among ``others``, says only
+    what differs; a requirement that it names stands in the place of that of the same package. Raises ContentError."""
     lists = ("pythons", "requirements", "first", "stand_ins")
-    return Recipe(
-        table["engine"].text(choices=ENGINES),
-        table["version"].text(),
-        table["device"].text(choices=("cpu", "cuda")),
-        **{name: tuple(each.text() for each in table[name].items()) for name in lists if name in table},
-        left_out={name: why.text() for name, why in table["left_out"].entries().items()} if "left_out" in table else {},
-        says=table["says"].text() if "says" in table else "",
-    )
+    table = item.table(required=("engine", "version", "device"), optional=("like", *lists, "left_out", "says", "over"))
+    kind = (table["engine"].text(choices=ENGINES), table["device"].text(choices=("cpu", "cuda")))
+    same = {each.version: each for each in others if (each.engine, each.device) == kind}
+    base = same[table["like"].text(choices=tuple(same))] if "like" in table else None
+    if base is None:
+        table = item.table(required=("engine", "version", "device", "pythons", "requirements"), optional=tuple(table))
+    said: dict[str, Any] = {name: tuple(each.text() for each in table[name].items()) for name in lists if name in table}
+    if "left_out" in table:
+        said["left_out"] = {name: why.text() for name, why in table["left_out"].entries().items()}
+    said |= {name: table[name].text() for name in ("says", "over", "version") if name in table}
+    if base is None:
+        return Recipe(engine=kind[0], device=kind[1], **said)
+    named = {each.partition("==")[0]: each for each in (*base.requirements, *said.get("requirements", ()))}
+    left_out = {**base.left_out, **said.get("left_out", {})}
+    return replace(base, **{**said, "requirements": tuple(named.values()), "left_out": left_out})
 
 
 @cache
 def recipes() -> tuple[Recipe, ...]:
     """Every recipe that is shipped, the newest release of an engine first."""
-    read = [read_recipe(load_yaml(str(path)).root) for path in sorted(SHIPPED.glob("*.yaml"))]
+    read: list[Recipe] = []
+    for path in sorted(SHIPPED.glob("*.yaml")):  # one that is like another comes behind it
+        read.append(read_recipe(load_yaml(str(path)).root, read))
     return tuple(sorted(read, key=lambda each: (each.engine, order(each.version)), reverse=True))
 
 

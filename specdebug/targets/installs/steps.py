@@ -249,15 +249,26 @@ def _begun(recipe: Recipe, folder: Path) -> Installed:
 
 def _steps(recipe: Recipe, now: Installed, python: str) -> list[_Step]:
     version = ".".join(map(str, sys.version_info[:3]))
-    pip = other_python(now.python, "-m", "pip", "--disable-pip-version-check", "--no-input", "install")
-    pip += ["--report", str(now.folder / _REPORT)]
+    asks = other_python(now.python, "-m", "pip", "--disable-pip-version-check", "--no-input")
+    pip = [*asks, "install", "--report", str(now.folder / _REPORT)]
+    fetch = [*asks, "download", "--no-deps", "--only-binary", ":all:"]
     rest = [each for each in recipe.requirements if each not in recipe.first]
+    wheel, site = now.folder / "over", now.venv / "lib" / f"python{version.rpartition('.')[0]}" / "site-packages"
+    over = [
+        _Step("over", f"{recipe.over}, for its Python files", [*fetch, "-d", str(wheel), recipe.over]),
+        _Step(
+            "overlay",
+            f"the Python files of {recipe.over} over those that are installed",
+            other_python(sys.executable, "-m", "specdebug.targets.installs.overlay", str(wheel), str(site), now.engine),
+        ),
+    ]
     told = f", without {len(recipe.left_out)} that are not needed here" if recipe.left_out else ""
     made = other_python(python, "-m", "venv", "--clear", str(now.venv))
     return [
         _Step("environment", f"an environment of Python {version} in {now.venv}", made),
         *(_Step(each, each, [*pip, each]) for each in recipe.first),
         _Step("packages", f"{len(rest)} packages{told}", [*pip, "--no-deps", *rest]),
+        *(over if recipe.over else ()),
     ]
 
 

@@ -18,7 +18,7 @@ from specdebug.base.errors import ContentError
 from specdebug.base.files import NotOwn, cache_folder, read_file, require_own
 from specdebug.base.schema import Item
 from specdebug.base.yamlio import parse_json
-from specdebug.targets.installs.release import Release, ReleaseError, between_releases, nearest_recipe, order
+from specdebug.targets.installs.release import Release, ReleaseError, between_releases, nearest_recipe, order, recipes
 from specdebug.workers.machine_failure import blamed
 from specdebug.workers.records import Lock, Record, RecordError
 
@@ -108,6 +108,11 @@ class Installed:
             f"{self.release} is no release that specdebug has a recipe for: it is run as {self.engine}=={self.like}, "
             "and reverts and probes are held against its own files"
         )
+
+    @property
+    def mix(self) -> str:
+        """As ``Recipe.mix``, of the recipe that it was made by."""
+        return next((each.mix for each in recipes() if self.digest == each.digest), "")
 
     @property
     def complete(self) -> bool:

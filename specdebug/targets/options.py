@@ -260,6 +260,14 @@ class TargetOptions:
             plain, algorithm=name if foreign is not None else spec.algorithm, tree=tree, worker=spec.worker
         )
 
+    def drafts_by(self, options: Options) -> str:
+        """What drafts, and how, in words."""
+        spec = self.completed(options)["speculative"]
+        if spec is None:
+            return "none"
+        how = "adaptive chains" if spec.get(ADAPTIVE) else "trees" if spec["eagle_topk"] > 1 else "chains"
+        return f"{spec['algorithm']}, {how}"
+
     def checkpoints(self, options: Options) -> Iterator[tuple[Place, str]]:
         """The checkpoints that an engine of these options loads, each by the option that names it."""
         config = self.read(options)

@@ -348,7 +348,7 @@ ENDLESS = {"serve", "run"}
 """Commands that come to no result of their own: they end by a signal (tests/apps/serve/test_process.py), or with the
 command that they run."""
 
-INSTALLING = {"engines check", "engines install", "engines remove"}
+INSTALLING = {"engines check", "engines install", "engines measure", "engines remove"}
 """Commands that need another engine; tests/targets/installs and tests/engines play what happens to them."""
 
 FAST = {

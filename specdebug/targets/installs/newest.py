@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -12,7 +11,7 @@ from packaging.utils import canonicalize_name
 
 from specdebug.base.errors import one_line
 from specdebug.base.interpreters import other_python
-from specdebug.targets.installs.release import Recipe, Release, ReleaseError, find_recipe, order, recipes
+from specdebug.targets.installs.release import Recipe, Release, ReleaseError, find_recipe, order, python_for, recipes
 from specdebug.targets.installs.steps import ask
 
 _ASK_S = 300.0
@@ -27,11 +26,11 @@ class Offered:
     requires: tuple[str, ...] = ()
 
 
-def offered_by_pip(package: str, version: str | None) -> Offered:
+def offered_by_pip(package: str, version: str | None, python: str) -> Offered:
     """Ask, by pip and from where pip looks, for a version of a package, else the newest that this Python and system can
-    have. Raises ReleaseError, KeyboardInterrupt for a signal."""
+    have. ``python``: whose pip. Raises ReleaseError, KeyboardInterrupt for a signal."""
     wanted = package if version is None else f"{package}=={version}"
-    words = other_python(sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "--quiet", "install")
+    words = other_python(python, "-m", "pip", "--disable-pip-version-check", "--no-input", "--quiet", "install")
     words += ["--dry-run", "--ignore-installed", "--no-deps", "--report", "-", wanted]
     said, trouble = ask(words, _ASK_S)
     try:
@@ -43,7 +42,7 @@ def offered_by_pip(package: str, version: str | None) -> Offered:
         raise ReleaseError(f"pip finds no {wanted}: {one_line(last, 160)}") from None
 
 
-Ask = Callable[[str, str | None], Offered]
+Ask = Callable[[str, str | None, str], Offered]
 
 
 def recipe_for(release: Release, device: str, ask_for: Ask = offered_by_pip) -> tuple[Recipe, tuple[str, ...]]:
@@ -56,7 +55,7 @@ def recipe_for(release: Release, device: str, ask_for: Ask = offered_by_pip) -> 
     if known or not newer:
         return find_recipe(release, device), ()
     try:
-        offered = ask_for(package_of(mine[0]), release.version)
+        offered = ask_for(package_of(mine[0]), release.version, python_for(mine[0]))
     except ReleaseError as error:
         if release.version is not None:
             raise

@@ -259,7 +259,7 @@ def _steps(recipe: Recipe, now: Installed, python: str) -> list[_Step]:
         _Step(
             "overlay",
             f"the Python files of {recipe.over} over those that are installed",
-            other_python(sys.executable, "-m", "specdebug.targets.installs.overlay", str(wheel), str(site), now.engine),
+            other_python(python, "-m", "specdebug.targets.installs.overlay", str(wheel), str(site), now.engine),
         ),
     ]
     told = f", without {len(recipe.left_out)} that are not needed here" if recipe.left_out else ""

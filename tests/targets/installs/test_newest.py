@@ -53,7 +53,8 @@ def test_versions_are_those_that_were_tried_but_where_it_asks_for_others() -> No
 def test_without_a_version_it_is_the_newest_that_the_registry_has() -> None:
     asked: list[tuple[str, str | None]] = []
 
-    def registry(package: str, version: str | None) -> Offered:
+    def registry(package: str, version: str | None, python: str) -> Offered:
+        assert python == sys.executable
         asked.append((package, version))
         return NEXT
 
@@ -102,6 +103,6 @@ def test_pip_says_what_a_release_asks_for(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setattr(newest, "other_python", lambda python, *words: [sys.executable, *words])
-    assert offered_by_pip("toyserve", None) == Offered("1.5", ("numpy>=2",))
+    assert offered_by_pip("toyserve", None, "python") == Offered("1.5", ("numpy>=2",))
     with pytest.raises(ReleaseError, match=r"pip finds no toyserve==2: "):
-        offered_by_pip("toyserve", "2")
+        offered_by_pip("toyserve", "2", "python")

@@ -2,10 +2,10 @@
 
 ``python benchmarks/determinism.py [--runs 100] [--jobs 8] [--device cuda] [--target RELEASE] [--sound] [--fault
 NAME[:key=value,...]]... [SCENARIO ...]``. With faults, which go to the first arm, as in ``specdebug replay --fault``,
-only that arm is run; with ``--sound``, the arms that are to pass, and one that fails has no hash. The runs are shared
-out over ``--jobs`` interpreters, which hash strings each in its own order; every arm is then run in a fresh fork of a
-server that has imported torch, or the release, and has built nothing. Exit code 1 when two hashes differ, or an arm has
-none; 125 when this machine could not run an arm.
+only that arm is run; with ``--sound``, the arms that are to pass. The hash is told with the verdict. The runs are
+shared out over ``--jobs`` interpreters, which hash strings each in its own order; every arm is then run in a fresh fork
+of a server that has imported torch, or the release, and has built nothing. Exit code 1 when two hashes differ, or an
+arm has none; 125 when this machine could not run an arm.
 """
 
 from __future__ import annotations
@@ -46,9 +46,8 @@ def trace_hashes(options: argparse.Namespace, runs: int) -> dict[tuple[str, str]
             arms = () if faults or not options.sound else tuple(arm for arm in passing if arm not in options.without)
             for _ in range(runs):
                 for result in replay(pool, library, scenario, Choices(arms=arms, faults=faults, **there)).results:
-                    trace = UNAVAILABLE if result.outcome.unavailable else result.outcome.trace_hash
-                    if options.sound and result.outcome.verdict == "fail":
-                        trace = ""
+                    digest = result.outcome.trace_hash and f"{result.outcome.trace_hash}, {result.outcome.verdict}"
+                    trace = UNAVAILABLE if result.outcome.unavailable else digest
                     seen.setdefault((name, result.run.arm), Counter())[trace] += 1
     return seen
 

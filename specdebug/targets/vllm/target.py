@@ -7,7 +7,7 @@ import hashlib
 import importlib
 import importlib.util
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -34,6 +34,7 @@ from specdebug.workers.pool import PRELOAD
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from specdebug.kernel_memory.finding import KernelRule
     from specdebug.targets.vllm.session import VllmSession
 
 METHODS = {
@@ -126,6 +127,9 @@ class VllmTarget(InstalledTarget):
     def notes(self, options: Mapping[str, Any], here: Installed) -> tuple[str, ...]:
         return tuple(f"engine.{note}" for note in self.mapped(options, here)[1])
 
+    def interprets(self, here: Installed) -> bool:
+        return here.device == "cpu" and self.second
+
     def home(self) -> Home:
         here = self.installed()
         cpu = here.device == "cpu"
@@ -148,13 +152,9 @@ class VllmTarget(InstalledTarget):
         there = opening.over_there
         with importing(self._settings):
             importlib.import_module(ENGINE)
-        replaced = [*WITHOUT_A_GPU]
+        replaced = list(WITHOUT_A_GPU)
         if asked.device == "cpu" and self.second:
-            from specdebug.targets.inside.speed import interpret_fast
-            from specdebug.targets.vllm.inside.interpreter import mend_interpreter
-
-            interpret_fast()
-            replaced[1:] = ["Triton kernels: Triton's interpreter runs them", *mend_interpreter()]
+            replaced[1:] = ready_to_interpret(there.kernels)
         engine = build(self.mapped(options, here)[0], self._settings.arguments)
         opening.busy.said("")
         if asked.device == "cpu":
@@ -182,6 +182,20 @@ class VllmTarget(InstalledTarget):
             return draft_folder(name, model, below)
         made = block_draft(name, below) if foreign.draft == "block" else None
         return checkpoint_path(name).resolve() if made is None else made
+
+
+def ready_to_interpret(kernels: Sequence[KernelRule]) -> list[str]:
+    """Have Triton's interpreter run vLLM's kernels in this process, their memory held by rules; what is otherwise than
+    on a GPU, a line each."""
+    from specdebug import kernel_memory
+    from specdebug.targets.inside.speed import interpret_fast
+    from specdebug.targets.vllm.inside.interpreter import mend_interpreter
+
+    interpret_fast()
+    mended = mend_interpreter()
+    if kernels:
+        kernel_memory.begin(kernels)
+    return ["Triton kernels: Triton's interpreter runs them", *mended]
 
 
 def triton_package() -> Path:

@@ -161,3 +161,9 @@ def test_an_algorithm_that_only_engines_of_others_have(
     if "model" in told:
         told = {**told, "model": str(checkpoint_path("tiny").resolve())}
     assert arguments["speculative_config"] == told | {"num_speculative_tokens": 2}
+
+
+def test_where_kernels_are_interpreted_their_memory_can_be_looked_at(target: VllmTarget) -> None:
+    second = find_target(replace(target._settings, runner="v2"))
+    assert isinstance(second, VllmTarget)
+    assert [each.interprets(each.installed()) for each in (target, second)] == [False, True]

@@ -14,7 +14,7 @@ import typer
 
 from specdebug.cli.main import app
 from specdebug.faults.catalogue import CLASSES
-from tools import grammar_page, make_questions, outside
+from tools import abilities_page, grammar_page, make_questions, outside
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -126,3 +126,27 @@ def test_what_a_tool_makes_is_what_it_would_make_now(tool: ModuleType) -> None:
 
 def test_the_readme_counts_the_classes_of_damage() -> None:
     assert f"# {len(CLASSES)} classes of damage" in (ROOT / "README.md").read_text()
+
+
+def test_the_table_of_abilities_is_made_of_what_was_measured() -> None:
+    cells = [
+        {"relation": "plain", "verdict": "pass", "signature": "", "why": "", "expected": False},
+        {"relation": "chunks", "verdict": "fail", "signature": "twin@chunks", "why": "4, not 1", "expected": False},
+    ]
+    row = {
+        "scenario": "some",
+        "algorithm": "EAGLE, chains",
+        "architecture": "Llama",
+        "day": "2026-11-26",
+        "cells": cells,
+    }
+    page = f"before\n{abilities_page.BEGIN}\nold\n{abilities_page.END}\nafter\n"
+    made = abilities_page.written(page, [{"target": "vllm/v2==0.32.0", "rows": [row]}])
+    assert made.startswith("before\n")
+    assert made.endswith("\nafter\n")
+    assert "| `some` | EAGLE, chains | Llama | yes | **no** |" in made
+    assert "- `some`, `twin@chunks`: 4, not 1. Not known to the scenario." in made
+    assert "old" not in made
+    assert abilities_page.written(made, [{"target": "vllm/v2==0.32.0", "rows": [row]}]) == made
+    with pytest.raises(ValueError, match="has no <!-- abilities -->"):
+        abilities_page.written("no marks", [])

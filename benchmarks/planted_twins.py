@@ -202,7 +202,10 @@ class Runs:
         scenario = self._library.gather([str(scenario.path)])[0]
         broken = scenario.on(self._target).broken_twins(name)
         choices = Choices(arms=(name,), reverts=(bug.number,), target=self._target)
-        wanted = [each for each in ROUNDS[number] if each not in broken]
+        has = scenario.twins.relations or ROUNDS[number]  # others may be broken by right
+        wanted = [each for each in ROUNDS[number] if each in has and each not in broken]
+        if not wanted:
+            return Paired(bug.number, arm.name, number, "", "", "", 0.0)
         try:
             planned = plan_twins(scenario, choices, wanted, self._library)
             results = TwinRunner(self._pool, self._library).results(planned.pairs)

@@ -1,4 +1,4 @@
-"""``specdebug toggles mine``: from fixes in git to toggles."""
+"""``specdebug toggles mine``: from fixes in git to toggles; ``missing``: which of them an engine lacks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from specdebug.base.errors import SpecDebugError
 from specdebug.cli import options as opt
+from specdebug.cli.listings import ListOptions
 from specdebug.cli.new import not_ours, write_schemas, written
 from specdebug.cli.output import note, workers, write
 
@@ -17,6 +18,32 @@ if TYPE_CHECKING:
     from specdebug.apps.mining.fix import Fix
     from specdebug.apps.mining.written import Shown
     from specdebug.patching.drift.dist import Dist
+
+
+class ToggleMissing(ListOptions):
+    """Say which known fixes an engine has, by the lines of its code, and which it lacks.
+
+    Known are the shipped toggles and those of --content, such as mined ones. Nothing of the engine is imported.
+    Exit code 1 when it lacks one, 125 when no fix of it is known.
+    """
+
+    example = "toggles missing --engine sglang==0.5.18"
+    engine: str = opt.option(
+        "Look at this one: an installed release, a wheel, an sdist or a source tree.",
+        default=...,
+        metavar="sglang==VERSION|DIST",
+    )
+
+    def run(self) -> int:
+        from specdebug.apps.mining.missing import known_fixes
+        from specdebug.patching.drift import open_dist
+        from specdebug.patching.drift.check import engines
+        from specdebug.report.toggles import missing_report
+
+        registry = self.library().registry
+        path = Path(self.engine)
+        dist = open_dist(path, engines(registry)) if path.exists() else installed_dist(self.engine, "--engine")
+        return self.answer(missing_report(str(dist), known_fixes(dist, registry.all)))
 
 
 class ToggleMine(opt.Command):
@@ -56,7 +83,7 @@ class ToggleMine(opt.Command):
         if self.prove and not self.target:
             raise SpecDebugError("--prove needs --target, the release to run scenarios on")
         top = top_of(self.repo)
-        dists = {target: self._dist(target) for target in self.target or ()}
+        dists = {target: installed_dist(target, "--target") for target in self.target or ()}
         commits = self._commits(top)
         made = [number for commit in commits if (number := self._mine(top, commit, dists)) is not None]
         if made:
@@ -90,16 +117,6 @@ class ToggleMine(opt.Command):
         if not ending:
             raise SpecDebugError(f"--pr {number}: no commit of {top} has a subject that ends in (#{number})")
         return ending[-1]
-
-    def _dist(self, target: str) -> Dist:
-        from specdebug.targets.installs.fit import dist_of
-        from specdebug.targets.installs.store import find_installed, store_folder
-        from specdebug.targets.settings import ReleasedEngine, parse_target
-
-        parsed = parse_target(target)
-        if not isinstance(parsed, ReleasedEngine):
-            raise SpecDebugError(f"--target {target}: edits are fitted to a release, as sglang==0.5.23")
-        return dist_of(find_installed(store_folder(None if parsed.store is None else Path(parsed.store)), parsed.named))
 
     def _mine(self, top: Path, commit: str, dists: dict[str, Dist]) -> int | None:
         """Write the toggle of a commit, and return its number; None where none can be, as is told."""
@@ -172,3 +189,15 @@ class ToggleMine(opt.Command):
             self._write(fix, file, dists, fits, shown)
         else:
             note(f"{fix.number}: no scenario shows it")
+
+
+def installed_dist(name: str, option: str) -> Dist:
+    """The files of an installed release. Raises SpecDebugError, which names the ``option``."""
+    from specdebug.targets.installs.fit import dist_of
+    from specdebug.targets.installs.store import find_installed, store_folder
+    from specdebug.targets.settings import ReleasedEngine, parse_target
+
+    parsed = parse_target(name)
+    if not isinstance(parsed, ReleasedEngine):
+        raise SpecDebugError(f"{option} {name}: it takes an installed release, as sglang==0.5.23")
+    return dist_of(find_installed(store_folder(None if parsed.store is None else Path(parsed.store)), parsed.named))

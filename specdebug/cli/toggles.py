@@ -11,7 +11,7 @@ from specdebug.base.errors import SpecDebugError
 from specdebug.cli import complete
 from specdebug.cli import options as opt
 from specdebug.cli.listings import CHECKS, ListOptions
-from specdebug.cli.mine import ToggleMine
+from specdebug.cli.mine import ToggleMine, ToggleMissing
 from specdebug.cli.output import note, on_stderr, progress, tell, workers
 
 if TYPE_CHECKING:
@@ -178,6 +178,7 @@ COMMANDS: dict[str, type[opt.Command]] = {
     "check": ToggleCheckCommand,
     "list": ToggleList,
     "mine": ToggleMine,
+    "missing": ToggleMissing,
     "show": ToggleShow,
     "verify": ToggleVerify,
     **CHECKS,

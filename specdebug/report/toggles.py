@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from specdebug.apps.mining.missing import STATES, KnownFix
 from specdebug.base.content import words_for
 from specdebug.patching.drift import DriftReport, FixRow
 from specdebug.patching.drift.check import UNDECIDED
@@ -30,7 +31,14 @@ MATRIX = (
 )
 MAX_PROBLEMS = 5
 """Problems of one toggle that are spelt out."""
-_STYLES: dict[str, Style] = {"fits": "pass", "stale": "fail", "not-for-version": "dim"}
+_STYLES: dict[str, Style] = {
+    "fits": "pass",
+    "stale": "fail",
+    "not-for-version": "dim",
+    "has": "pass",
+    "lacks": "fail",
+    "unknown": "dim",
+}
 
 
 def toggle_document(toggle: Toggle) -> dict[str, Any]:
@@ -212,3 +220,19 @@ def drift_report(report: DriftReport) -> Report:
     summary = Line(f"{report.dist}: ours {count('ours')}, {others}; {own}{undecided}")
     document = [row.to_dict() for row in report.rows]
     return listing("toggles check", [table(report.rows, *heads), *evidence, summary], document, report.exit_code)
+
+
+def missing_report(dist: str, fixes: Sequence[KnownFix]) -> Report:
+    """Which known fixes a release has: a row a fix, those that it lacks first. Exit code 1 when it lacks one."""
+    heads = (
+        Column("PR", "key", lambda row: row.pr),
+        Column("fix", "key", lambda row: Styled(row.state, _STYLES[row.state])),
+        Column("shown by", "key", lambda row: row.scenario),
+        Column("what", "prose", lambda row: [row.title, *filter(None, [row.where or row.why])]),
+    )
+    counts = ", ".join(f"{state} {sum(row.state == state for row in fixes)}" for state in STATES)
+    lacks = any(row.state == "lacks" for row in fixes)
+    code = 1 if lacks else UNDECIDED if not fixes else 0
+    summary = Line(f"{dist}: {counts} of {len(fixes)} known fixes" if fixes else f"no fix is known of {dist}")
+    document = [plain(row, "pr title state where scenario why") for row in fixes]
+    return listing("toggles missing", [table(fixes, *heads), summary], document, code)

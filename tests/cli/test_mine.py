@@ -59,7 +59,7 @@ def test_nothing_is_written_over_unasked(top: Path, capsys: pytest.CaptureFixtur
         (["--range", "nowhere..HEAD"], "--range nowhere: no such commit"),
         (["--pr", "999"], r"has a subject that ends in \(#999\)"),
         (["--commit", "HEAD", "--scenario", "cache_hit"], "--scenario is for --prove"),
-        (["--commit", "HEAD", "--target", "embedded"], "edits are fitted to a release"),
+        (["--commit", "HEAD", "--target", "embedded"], "it takes an installed release"),
         (["--commit", "HEAD", "--prove"], "--prove needs --target"),
     ],
 )

@@ -319,6 +319,7 @@ ROWS = (
         known="the trials that ended, by fix; the command under test is ended with all it started",
     ),
     Row("toggles check", ("--against", str(ROOT)), reported="27338"),
+    Row("toggles missing", ("--engine", str(ROOT)), plain=125, reported="no fix is known of"),
     Row("toggles mine", ("--repo", str(ROOT), "--commit", "HEAD", "-o", "mined"), plain=1, reported="0 of 1 fixes"),
     Row("toggles validate", ("27338",), reported="27338"),
     Row("toggles schema", reported="patches"),

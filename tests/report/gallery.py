@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from specdebug.apps.mining.missing import KnownFix
 from specdebug.apps.triage import CandidateFix, Tried
 from specdebug.apps.twins.judge import JudgedPair
 from specdebug.apps.twins.plan import TwinPair
@@ -39,7 +40,7 @@ from specdebug.report.listings import doctor_report, probe_list, scenario_list, 
 from specdebug.report.minimise import Minimisation, minimise_report
 from specdebug.report.parts import Report
 from specdebug.report.replay import replay_report
-from specdebug.report.toggles import drift_report, matrix_report, toggle_list, toggle_shown
+from specdebug.report.toggles import drift_report, matrix_report, missing_report, toggle_list, toggle_shown
 from specdebug.report.twins import twins_report
 from specdebug.scenario.grammar import Arm, Expectation, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.scenario.packs import ProbePack
@@ -201,6 +202,13 @@ def _of_toggles(name: Name) -> dict[str, Report]:
         "toggles list": toggle_list([toggle(name)]),
         "toggles show": toggle_shown(toggle(name)),
         "toggles check": drift_report(DriftReport(release, rows)),
+        "toggles missing": missing_report(
+            name("release"),
+            [
+                KnownFix(1, name("title"), "lacks", name("where"), name("scenario"), ""),
+                KnownFix(2, name("other title"), "unknown", "", "", name("why")),
+            ],
+        ),
     }
 
 

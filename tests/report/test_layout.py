@@ -37,6 +37,7 @@ COMMANDS = {
     "toggles list": {"scenario", "nan@site", "oob@site", "family"},
     "toggles show": {"scenario", "nan@site", "oob@site", "path"},
     "toggles check": {"place:3", "other_place:4", "written"},
+    "toggles missing": {"where", "scenario"},
     "bisect": {"nan@<x>", "journal", "reproduce", "next"},
     "flake": {"nan@<x>", "journal", "reproduce"},
     "minimise": {"nan@site", "nan@other", "kept", "journal", "output"},

@@ -2,8 +2,8 @@
 
 Every token has a fixed successor: the embedding of a token is the row of lm_head of its successor. What a model's
 layers add is random, and as large as it takes to change one token in three or four, so that a text depends on each
-layer, head and cached position. A draft is its target cut after some layers: it knows all successors,
-and its own keys and values decide what else it knows."""
+layer, head and cached position. A draft is its target cut after some layers, or a layer of another kind: it knows all
+successors, and its own keys and values decide what else it says."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ SHARP = 3.0
 VOCAB, WIDTH, HEAD, HEADS, KV_HEADS, INNER, EXPERTS = 2048, 128, 32, 4, 2, 64, 4
 _TABLES = ("model.embed_tokens.weight", "lm_head.weight")
 
-Kind = Literal["reads", "adds", "bias", "ones", "zeros"]
+Kind = Literal["reads", "adds", "bias", "ones", "zeros", "decay"]
 """What a tensor is for. ``reads``: of a normalised state, so that what comes out has unit variance. ``adds``: what it
-makes is added to the state."""
+makes is added to the state. ``decay``: logarithms of how fast a recurrent state fades, by head."""
 Part = tuple[str, tuple[int, ...], Kind]
 """A tensor's name in its layer, its shape, and what it is for."""
 
@@ -40,6 +40,7 @@ class MadeModel:
         config: of its ``config.json``, without what all have.
         layers: layers of the target.
         cut: layers that it has itself, if it is a draft.
+        norm: what its last norm's weight is, so that it changes nothing.
         parts: the tensors of a layer.
         adds: the size of what each ``adds`` adds, where an embedding's is 1.
     """
@@ -49,6 +50,7 @@ class MadeModel:
     parts: Callable[[int], Iterator[Part]]
     adds: float
     cut: int | None = None
+    norm: Kind = "ones"
 
     @property
     def depth(self) -> int:
@@ -61,7 +63,7 @@ class MadeModel:
             "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD, "hidden_act": "silu",
             "max_position_embeddings": 8192, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
             "torch_dtype": "float32", **self.config,
-            "layer_types": self.config["layer_types"][: self.depth],
+            **({"layer_types": self.config["layer_types"][: self.depth]} if "layer_types" in self.config else {}),
             "specdebug": {"recipe": 1, "adds": self.adds},
         }  # fmt: skip
 
@@ -76,7 +78,7 @@ class MadeModel:
         tensors = {
             _TABLES[0]: embedding,
             _TABLES[1]: head * np.float32(SHARP / WIDTH**0.5),
-            "model.norm.weight": np.ones(WIDTH, np.float32),
+            "model.norm.weight": self._made("model.norm.weight", (WIDTH,), self.norm),
         }
         for layer in range(self.depth):
             for name, shape, kind in self.parts(layer):
@@ -90,6 +92,9 @@ class MadeModel:
         if kind in ("ones", "zeros"):
             return np.full(shape, float(kind == "ones"), np.float32)
         drawn = _drawn(name, shape)
+        if kind == "decay":
+            drawn[:] = np.log(np.abs(drawn) * np.float32(0.1) + np.float32(0.01))
+            return drawn
         if kind == "bias":
             return drawn * np.float32(0.1)
         fan = shape[-2] if len(shape) == 3 else shape[-1]  # experts' are stored the other way round
@@ -128,14 +133,60 @@ def _gpt_oss(layer: int) -> Iterator[Part]:
     yield "mlp.experts.down_proj_bias", (EXPERTS, WIDTH), "zeros"
 
 
+def _llama(layer: int) -> Iterator[Part]:
+    yield from (("input_layernorm.weight", (WIDTH,), "ones"), ("post_attention_layernorm.weight", (WIDTH,), "ones"))
+    yield from _attention(biased=False)
+    yield "self_attn.o_proj.weight", (WIDTH, HEADS * HEAD), "adds"
+    for which in ("gate", "up"):
+        yield f"mlp.{which}_proj.weight", (INNER, WIDTH), "reads"
+    yield "mlp.down_proj.weight", (WIDTH, INNER), "adds"
+
+
+def _qwen3_next(layer: int) -> Iterator[Part]:
+    """Every other layer attends, the others keep a state that the gated delta rule changes."""
+    yield from (("input_layernorm.weight", (WIDTH,), "zeros"), ("post_attention_layernorm.weight", (WIDTH,), "zeros"))
+    if layer % 2:
+        yield "self_attn.q_proj.weight", (2 * HEADS * HEAD, WIDTH), "reads"  # with a gate for each head
+        for which in "kv":
+            yield f"self_attn.{which}_proj.weight", (KV_HEADS * HEAD, WIDTH), "reads"
+        yield from (("self_attn.q_norm.weight", (HEAD,), "zeros"), ("self_attn.k_norm.weight", (HEAD,), "zeros"))
+        yield "self_attn.o_proj.weight", (WIDTH, HEADS * HEAD), "adds"
+    else:
+        keys, values = KV_HEADS * HEAD, HEADS * HEAD
+        yield "linear_attn.in_proj_qkvz.weight", (2 * keys + 2 * values, WIDTH), "reads"
+        yield "linear_attn.in_proj_ba.weight", (2 * HEADS, WIDTH), "reads"
+        yield "linear_attn.conv1d.weight", (2 * keys + values, 1, 4), "reads"
+        yield "linear_attn.dt_bias", (HEADS,), "bias"
+        yield "linear_attn.A_log", (HEADS,), "decay"
+        yield "linear_attn.norm.weight", (HEAD,), "ones"
+        yield "linear_attn.out_proj.weight", (WIDTH, values), "adds"
+    yield "mlp.gate.weight", (EXPERTS, WIDTH), "reads"
+    yield "mlp.shared_expert_gate.weight", (1, WIDTH), "reads"
+    for expert in ("shared_expert", *(f"experts.{number}" for number in range(EXPERTS))):
+        for which in ("gate", "up"):
+            yield f"mlp.{expert}.{which}_proj.weight", (INNER, WIDTH), "reads"
+        yield f"mlp.{expert}.down_proj.weight", (WIDTH, INNER), "adds"
+
+
 _WINDOWS = {
     "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "sliding_window": 16, "attention_bias": True,
     "layer_types": ["sliding_attention", "full_attention"] * 3, "num_local_experts": EXPERTS, "num_experts_per_tok": 2,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "swiglu_limit": 7.0,
 }  # fmt: skip
+_STATE = {
+    "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "attention_bias": False,
+    "layer_types": ["linear_attention", "full_attention"] * 3, "full_attention_interval": 2,
+    "linear_conv_kernel_dim": 4, "linear_key_head_dim": HEAD, "linear_value_head_dim": HEAD,
+    "linear_num_key_heads": KV_HEADS, "linear_num_value_heads": HEADS, "num_experts": EXPERTS, "num_experts_per_tok": 2,
+    "moe_intermediate_size": INNER,
+    "shared_expert_intermediate_size": INNER, "norm_topk_prob": True, "decoder_sparse_step": 1,
+    "partial_rotary_factor": 0.25, "rope_theta": 10000.0,
+}  # fmt: skip
 MADE: Mapping[str, MadeModel] = {
     "tiny-windows": MadeModel(_WINDOWS, 6, _gpt_oss, 1.3),
     "tiny-windows-draft": MadeModel(_WINDOWS, 6, _gpt_oss, 1.3, cut=4),
+    "tiny-state": MadeModel(_STATE, 6, _qwen3_next, 1.5, norm="zeros"),
+    "tiny-state-draft": MadeModel({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}, 1, _llama, 1.3),
 }
 """By the names that scenarios have for them."""
 

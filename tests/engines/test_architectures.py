@@ -33,6 +33,7 @@ def twins(name: str, *relations: str) -> tuple[int, dict[tuple[str, str], dict[s
         ("mla_ngram", ("plain", "cold", "reference")),
         ("mla_standalone", ("plain", "eager", "reference")),
         ("windows", ("cold", "order", "retracted", "page", "reference")),
+        ("hybrid", ("plain", "reference")),
         ("quantised_kv", ("cold", "order", "retracted", "chunks", "page")),
     ],
 )

@@ -11,14 +11,14 @@ from typing import Any
 from specdebug import async_probe
 from specdebug.targets.base import OverThere
 from specdebug.targets.inside.guard import EngineLook, tell_lost, wrap_all
-from specdebug.targets.sglang.flags import NATIVE_MOVES
+from specdebug.targets.sglang.flags import NATIVE_MOVES, STATES
 from specdebug.targets.sglang.inside.blocks import BLOCKS, BlockProbes
 from specdebug.targets.sglang.inside.memory import KERNEL_MEMORY, watch_kernels
 from specdebug.targets.sglang.inside.probes import PROBES, probe
 from specdebug.targets.sglang.inside.scheduler import RELEASE, RUN, TAKE, make_scheduler
 from specdebug.targets.sglang.inside.seats import in_sglang
 from specdebug.targets.sglang.inside.stages import LOOKS, StageLook, look
-from specdebug.targets.sglang.inside.stand_ins import import_for_cpu, without_a_gpu
+from specdebug.targets.sglang.inside.stand_ins import import_for_cpu, replace_recurrent, without_a_gpu
 
 
 @dataclass
@@ -48,6 +48,8 @@ def build(words: Sequence[str], there: OverThere, *, cpu: bool, looks: bool) -> 
             os.environ.update(NATIVE_MOVES)
         else:
             attempt(KERNEL_MEMORY, lambda: watch_kernels(there.kernels))
+        if STATES[0] in words:
+            replace_recurrent()
     attempt(PROBES, probe)
     taps: dict[str, Callable[..., Any]] = {}
     seats = {"run_batch": RUN, "process_batch_result": TAKE, "release": RELEASE}

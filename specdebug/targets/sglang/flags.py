@@ -38,6 +38,8 @@ for servers of other arms."""
 IDLING = "--sleep-on-idle"
 """Of a server on a CPU: with nothing to do it would take a core from the judge. A session's idle steps are the
 workload's, and the sockets that are slept on do not outlive a fork."""
+STATES = ("--max-mamba-cache-size", "64")
+"""Recurrent states that a pool holds: by itself SGLang takes as many as fit into half of the memory."""
 ON_CPU = ("--device", "cpu", "--enable-cudagraph-gc")
 """A scheduler that thaws what a fork server froze would walk through all of it at each collection."""
 ON_CPU_ENV = {

@@ -33,6 +33,7 @@ from specdebug.targets.sglang.flags import (
     IDLING,
     NATIVE_MOVES,
     ON_CPU_ENV,
+    STATES,
     mapped,
     require_known,
     reserved_tokens,
@@ -73,6 +74,8 @@ BY_DENSE: frozenset[Ability] = LOOKING | {"plain", "logits"}
 PLUGINS = "sglang.srt.plugins"
 """SGLang's group of entry points."""
 WAITING = "--disable-overlap-schedule"
+CONVOLVED = "SGLANG_MAMBA_CONV_DTYPE"
+"""The dtype of what a recurrent layer's convolution keeps: without a word bfloat16, whatever the model's."""
 _INSIDE = "specdebug.targets.sglang.inside"
 _FLASH_ATTN = f'''"""FlashAttention 3 without a GPU."""
 from {_INSIDE}.attention import flash_attn_with_kvcache
@@ -198,6 +201,7 @@ class SglangTarget(InstalledTarget):
         with importing(self._settings):
             import_engine(cpu=asked.device == "cpu")
         words = (*self._mapped(options, here)[0], *self._settings.arguments)
+        os.environ.setdefault(CONVOLVED, asked.dtype)
         hidden = SGLANG.hidden_by(options) | (frozenset() if asked.dense else BY_DENSE)
         shows = (SHOWS - INSIDE | frozenset(there.shows)) - hidden
         try:
@@ -235,7 +239,9 @@ class SglangTarget(InstalledTarget):
         if "draft_model" in names:
             draft = draft_folder(names["draft_model"], below, SGLANG.named(options)[1])
             folders["speculative"] = {**options["speculative"], "draft_model": str(draft)}
-        return mapped({**options, **folders}, cpu=here.device == "cpu", has=source_of(here).has)
+        words, otherwise = mapped({**options, **folders}, cpu=here.device == "cpu", has=source_of(here).has)
+        recurrent = "linear_attention" in config_of(model).get("layer_types", ())
+        return (*words, *(STATES if recurrent else ())), otherwise
 
 
 def stand_ins_of(here: Installed) -> tuple[str, ...]:

@@ -149,6 +149,8 @@ def backends_of(runner: Any) -> list[Any]:
     found.append(getattr(getattr(runner, "eagle_worker", None), "draft_extend_attn_backend", None))
     every = [each for each in found if each is not None]
     every += [inner for each in every for inner in getattr(each, "attn_backends", ())]
+    parts = ("full_attn_backend", "linear_attn_backend")  # of one that has a backend for each kind of layer
+    every += [getattr(each, part) for each in every for part in parts if hasattr(each, part)]
     return list({id(each): each for each in every}.values())
 
 

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from specdebug.targets.inside.guard import tell_lost
-from specdebug.targets.sglang.inside import attention, sgl_kernel
+from specdebug.targets.sglang.inside import attention, recurrent, sgl_kernel
 from specdebug.targets.sglang.inside.empty_modules import EmptyModule
 from specdebug.targets.sglang.inside.launches import LaunchedStandIn, TorchKernel
 from specdebug.targets.sglang.inside.seats import Seat, installed
@@ -29,6 +29,7 @@ _SAMPLING = (
     sgl_kernel.top_k_renorm_prob,
     sgl_kernel.top_p_renorm_prob,
 )
+_LINEAR = "srt.layers.attention.linear"
 _BRANCHES: dict[str, tuple[str, ...]] = {
     "kernels.ops.kvcache.cache_move": ("_is_cpu",),
     "kernels.ops.speculative.cache_locs": ("_is_cpu", "_is_cuda"),
@@ -49,12 +50,13 @@ _BRANCHES: dict[str, tuple[str, ...]] = {
 class StandIn:
     """A stand-in for a name. ``made``: out of what is there, None for what only a GPU's process imports.
     ``needed``: every release must have one of the places; of others, a release that has none has nothing to replace.
-    ``kernel``: of a Triton kernel, what it is stood in for by."""
+    ``kernel``: of a Triton kernel, what it is stood in for by. ``late``: it is put there for recurrent layers alone."""
 
     places: tuple[str, ...]
     made: Callable[[Any], Any]
     needed: bool = True
     kernel: TorchKernel | None = None
+    late: bool = False
 
     @property
     def seat(self) -> Seat:
@@ -175,6 +177,23 @@ def _all() -> Iterable[StandIn]:
     # On a CPU it stores quantised keys and values for kernels of Intel's alone.
     for module in ("kv_cache_dtype", "kv_cache_configurator"):
         yield StandIn((f"srt.mem_cache.{module}:current_platform",), _NoCpu, needed=False)
+    snapshots = "srt.arg_groups.mamba_hook:_platform_supports_mamba_cache_extra_buffer"
+    kernels, scatter = f"{_LINEAR}.kernels.gdn_triton", "kernels.ops.mamba.mamba_state_scatter_triton"
+    late: tuple[tuple[str, Any], ...] = (
+        (snapshots, lambda: True),
+        ("srt.models.qwen3_next:_is_cpu", False),
+        (f"{kernels}:chunk_gated_delta_rule", recurrent.chunk_gated_delta_rule),
+        (
+            f"{kernels}:fused_recurrent_gated_delta_rule_packed_decode",
+            recurrent.fused_recurrent_gated_delta_rule_packed_decode,
+        ),
+        (f"{kernels}:fused_sigmoid_gating_delta_rule_update", recurrent.fused_sigmoid_gating_delta_rule_update),
+        (f"{scatter}:fused_mamba_state_scatter_with_mask", recurrent.scatter_states),
+        (f"{scatter}:fused_conv_window_scatter_with_mask", recurrent.scatter_states),
+        (f"{scatter}:_conv_multi_eligible", lambda _: False),
+    )
+    for place, value in late:
+        yield StandIn((place,), _constant(value), needed=False, late=True)
     # What turns overlap off for drafts on a CPU, and what refuses drafts of a block there.
     turned_off = _constant(lambda server_args: None)
     yield StandIn((f"{_HOOK}:_disable_overlap_schedule_for_cpu",), turned_off, needed=False)
@@ -197,7 +216,7 @@ WITHOUT_A_GPU = (
 
 def without_a_gpu() -> list[str]:
     """All that a CPU's process does not run of SGLang's own, in words for reports."""
-    return [*WITHOUT_A_GPU, *replace_for_cpu(), *_besides()]
+    return [*WITHOUT_A_GPU, *replace_for_cpu(), *_replaced_late, *_besides()]
 
 
 def _besides() -> list[str]:
@@ -208,6 +227,28 @@ def _besides() -> list[str]:
         *([moves] if "SGLANG_NATIVE_MOVE_KV_CACHE" in os.environ else ()),
         *([f"empty modules: {', '.join(empty)}"] if empty else ()),
     ]
+
+
+_replaced_late: list[str] = []
+
+
+@cache
+def replace_recurrent() -> None:
+    """Import the modules of recurrent layers, where a release has them, so that they take a GPU's kernels, and put
+    stand-ins in the place of these. They ask once, as they are imported, whether this is a CPU, and so do modules that
+    they import: those are to be there by now."""
+    utils: Any = importlib.import_module("sglang.srt.utils")
+    asked = utils.is_cpu
+    utils.is_cpu = lambda: False
+    try:
+        for name in ("kernels.gdn_triton", "gdn_backend", "kernels.kda_triton", "kda_backend", "lightning_backend"):
+            if installed().has(f"{_LINEAR}.{name}:is_cpu"):
+                importlib.import_module(f"sglang.{_LINEAR}.{name}")
+    except ImportError as error:
+        tell_lost("recurrent layers", error, stand_in=True)
+    finally:
+        utils.is_cpu = asked
+    _replaced_late.extend(each.put() for each in STAND_INS if each.late and each.applies)
 
 
 def prepare_for_cpu() -> None:
@@ -240,11 +281,17 @@ def replace_for_cpu() -> tuple[str, ...]:
     torch.cuda.synchronize = nothing
     torch.cuda.empty_cache = nothing
     torch.Tensor.record_stream = nothing  # type: ignore[method-assign]
-    replaced = ["torch.cuda.synchronize", "torch.cuda.empty_cache", "torch.Tensor.record_stream"]
+    torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[method-assign]
+    replaced = ["torch.cuda.synchronize", "torch.cuda.empty_cache"]
+    replaced += ["torch.Tensor.record_stream", "torch.Tensor.pin_memory"]
     puts: list[tuple[str, Callable[[], Sequence[str]]]] = [
         ("attention by FlashInfer", use_flashinfer),  # first: SGLang asks for it once
         ("Triton's interpreter", interpret_fast),
-        *((each.places[0], lambda each=each: [each.put()] if each.applies else []) for each in STAND_INS),
+        *(
+            (each.places[0], lambda each=each: [each.put()] if each.applies else [])
+            for each in STAND_INS
+            if not each.late
+        ),
         (GRAPHS, use_captured_calls),
     ]
     for what, put in puts:

@@ -1,0 +1,168 @@
+"""SGLang's kernels for gated delta nets in torch, token by token: a prefill's chunks, a decode's packed step, and a
+verify's steps along a tree. A state is float32 [value heads, V, K]; that of a negative slot is zero, and not kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from specdebug.targets.sglang.inside.launches import refuse
+
+CHUNK = 64
+"""Tokens between the states of which SGLang keeps snapshots."""
+
+
+def _step(state: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """One token: the state after it, and what its query reads there [heads, V]. q, k: [heads, K]; v: [heads, V]; decay,
+    beta: [heads]."""
+    state = state * decay.exp()[:, None, None]
+    wrong = (v - (state @ k.unsqueeze(-1)).squeeze(-1)) * beta.unsqueeze(-1)
+    state = state + wrong.unsqueeze(-1) * k.unsqueeze(-2)
+    return state, (state @ q.unsqueeze(-1)).squeeze(-1)
+
+
+def _heads(part: Tensor, heads: int, normal: bool) -> Tensor:
+    """Queries or keys [tokens, key heads, K] for each value head, float32, of length 1 if the kernel makes them so."""
+    part = part.float().repeat_interleave(heads // part.shape[1], 1)
+    return part * torch.rsqrt(part.pow(2).sum(-1, keepdim=True) + 1e-6) if normal else part
+
+
+def _gates(A_log: Tensor, a: Tensor, b: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
+    """The decay, as a logarithm, and the weight of each token's value, [tokens, heads]."""
+    return -A_log.float().exp() * softplus(a.float() + dt_bias.float()), b.float().sigmoid()
+
+
+def chunk_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    initial_state: Tensor,
+    initial_state_indices: Tensor,
+    cu_seqlens: Tensor,
+    scale: float | None = None,
+    use_qk_l2norm_in_kernel: bool = False,
+    inplace_update: bool = True,
+    **more: Any,
+) -> tuple[Tensor, None, Tensor]:
+    """A prefill. q, k: [1, T, key heads, K]; v: [1, T, heads, V]; g, beta: [1, T, heads]. Returns what is read, [1, T,
+    heads, V], and the state before each chunk of each request, [1, chunks, heads, V, K]."""
+    refuse("chunk_gated_delta_rule", more, head_first=(False,))
+    heads, scale = v.shape[2], k.shape[-1] ** -0.5 if scale is None else scale
+    queries, keys = (_heads(each[0], heads, use_qk_l2norm_in_kernel) for each in (q, k))
+    out, before = torch.empty_like(v), []
+    ends = cu_seqlens.tolist()
+    for request, slot in enumerate(initial_state_indices.tolist()[: len(ends) - 1]):
+        state = _state(initial_state, slot)
+        for number, at in enumerate(range(ends[request], ends[request + 1])):
+            if number % CHUNK == 0:
+                before.append(state)
+            state, read = _step(
+                state, queries[at] * scale, keys[at], v[0, at].float(), g[0, at].float(), beta[0, at].float()
+            )
+            out[0, at] = read.to(out.dtype)
+        if inplace_update and slot >= 0:
+            initial_state[slot] = state.to(initial_state.dtype)
+    empty = initial_state.new_empty(0, *initial_state.shape[1:])
+    return out, None, (torch.stack(before) if before else empty).to(k.dtype).unsqueeze(0)
+
+
+def _state(pool: Tensor, slot: int) -> Tensor:
+    return pool[slot].float().clone() if slot >= 0 else torch.zeros(pool.shape[1:])
+
+
+def fused_recurrent_gated_delta_rule_packed_decode(
+    mixed_qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    scale: float,
+    initial_state: Tensor,
+    out: Tensor,
+    ssm_state_indices: Tensor,
+    use_qk_l2norm_in_kernel: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """A decode: one token of each request, its queries, keys and values beside each other. out: [B, 1, heads, V]."""
+    _, heads, values, keys = initial_state.shape
+    width = (mixed_qkv.shape[1] - heads * values) // 2
+    q, k, v = mixed_qkv[:, :width], mixed_qkv[:, width : 2 * width], mixed_qkv[:, 2 * width :]
+    queries, keyed = (_heads(each.reshape(len(each), -1, keys), heads, use_qk_l2norm_in_kernel) for each in (q, k))
+    decay, beta = _gates(A_log, a, b, dt_bias)
+    for row, slot in enumerate(ssm_state_indices.tolist()):
+        if slot < 0:
+            out[row] = 0
+            continue
+        value = v[row].view(heads, values).float()
+        state, read = _step(_state(initial_state, slot), queries[row] * scale, keyed[row], value, decay[row], beta[row])
+        initial_state[slot], out[row, 0] = state.to(initial_state.dtype), read.to(out.dtype)
+    return out, initial_state
+
+
+def fused_sigmoid_gating_delta_rule_update(
+    A_log: Tensor,
+    a: Tensor,
+    dt_bias: Tensor,
+    softplus_beta: float,
+    softplus_threshold: float,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    b: Tensor,
+    initial_state_source: Tensor,
+    initial_state_indices: Tensor,
+    scale: float | None = None,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    disable_state_update: bool = False,
+    intermediate_states_buffer: Tensor | None = None,
+    intermediate_state_indices: Tensor | None = None,
+    cache_steps: int | None = None,
+    retrieve_parent_token: Tensor | None = None,
+    **more: Any,
+) -> Tensor:
+    """A decode, or a verify: each token goes on from the state of the one before it, or of its parent in a tree
+    (``retrieve_parent_token`` [B, nodes]), and the state after each is kept in ``intermediate_states_buffer``
+    [requests, cache_steps, heads, V, K]. Returns [1, T, heads, V]."""
+    name = "fused_sigmoid_gating_delta_rule_update"
+    refuse(name, {**more, "softplus_beta": softplus_beta}, softplus_beta=(1.0,), is_kda=(False,), lower_bound=(None,),
+           cache_ring=(False,), match_cutedsl_decode=(False,))  # fmt: skip
+    heads, scale = v.shape[2], k.shape[-1] ** -0.5 if scale is None else scale
+    queries, keys = (_heads(each.flatten(0, 1), heads, use_qk_l2norm_in_kernel) for each in (q, k))
+    decay, beta = _gates(A_log, a.reshape(-1, heads), b.reshape(-1, heads), dt_bias)
+    values, out = v.flatten(0, 1), torch.zeros_like(v).flatten(0, 1)
+    ends = list(range(0, v.shape[0] * v.shape[1] + 1, v.shape[1])) if cu_seqlens is None else cu_seqlens.tolist()
+    for request, slot in enumerate(initial_state_indices.tolist()[: len(ends) - 1]):
+        state, kept = _state(initial_state_source, slot), -1
+        if intermediate_states_buffer is not None and intermediate_state_indices is not None:
+            kept = int(intermediate_state_indices[request])
+        for number, at in enumerate(range(ends[request], ends[request + 1])):
+            if number and kept >= 0 and retrieve_parent_token is not None and intermediate_states_buffer is not None:
+                state = intermediate_states_buffer[kept, int(retrieve_parent_token[request, number])].float()
+            state, read = _step(state, queries[at] * scale, keys[at], values[at].float(), decay[at], beta[at])
+            out[at] = read.to(out.dtype)
+            if kept >= 0 and intermediate_states_buffer is not None:
+                intermediate_states_buffer[kept, number] = state.to(intermediate_states_buffer.dtype)
+        if not disable_state_update and slot >= 0:
+            initial_state_source[slot] = state.to(initial_state_source.dtype)
+    return out.view(1, -1, *out.shape[1:])
+
+
+def scatter_states(
+    dst: Tensor,
+    src: Tensor,
+    dst_indices_raw: Tensor,
+    step_indices_raw: Tensor,
+    src_indices_raw: Tensor | None = None,
+) -> None:
+    """After a verify: the state behind the last token that was accepted becomes a request's own. dst: [layers, slots,
+    ...]; src: [layers, rows, steps, ...]; a negative step or slot moves nothing."""
+    steps, slots = step_indices_raw.long(), dst_indices_raw.long()
+    rows = torch.arange(steps.numel()) if src_indices_raw is None else src_indices_raw.long()
+    some = (steps >= 0) & (slots >= 0)
+    dst[:, slots[some]] = src[:, rows[some], steps[some]]

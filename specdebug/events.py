@@ -189,6 +189,10 @@ class Queued(OfRequest, eq=False):
     """The request has arrived, and waits."""
 
 
+class CacheFlushed(Event):
+    """Every cached prefix that no request reads was forgotten, as the workload asks."""
+
+
 class Prefilled(OfRequest, eq=False):
     """The request's whole prompt has KV, which can be looked at; the first token is sampled."""
 

@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any
 
 from specdebug.base.errors import SpecDebugError
-from specdebug.events import Aborting, AllServed, Queued, Stepped
+from specdebug.events import Aborting, AllServed, CacheFlushed, Queued, Stepped
 from specdebug.run.judge import Judge
 from specdebug.run.session_run import beyond_the_machine, violation_of
 from specdebug.scenario.workload import Arrival, Workload, WorkloadRequest
@@ -192,6 +192,7 @@ class RunLoop:
         self.arrived[arrival.rid] = arrival
         if arrival.flush and "cache_flush" in self.session.shows:
             self._call(self.session.flush_cache)
+            self.judge.on(CacheFlushed())
         self.sink.emit("arrive", rid=arrival.rid, group=arrival.group, prompt_tokens=len(arrival.prompt_ids))
         self._add(arrival.rid, arrival)
         self.judge.on(Queued(self.session.request(arrival.rid)))

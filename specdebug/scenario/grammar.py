@@ -323,6 +323,9 @@ class OracleSpec(Part):
     ] = True
     ends: Annotated[bool, FLAG, "requests end where their length or a stop says, and stream what they keep"] = True
     turns: Annotated[bool, FLAG, "no request waits while others are served again and again"] = True
+    work: Annotated[
+        bool, FLAG, "nothing is computed twice, skipped or idle, and what is certain to be cached is found"
+    ] = True
     graphs: Annotated[
         bool,
         FLAG,

@@ -166,6 +166,7 @@ class Session(ABC):
         reference: what judges greedy tokens where the dense reference cannot; None where there is nothing.
         server: the server behind it; None where there is none.
         own: the engine is ours; another's rules may differ in little (``oracles/ends.py``).
+        cache: of prefixes, the tokens of a page and of all the pool; 0 and 0 where that is not known, or there is none.
     """
 
     shows: frozenset[Ability]
@@ -175,6 +176,7 @@ class Session(ABC):
     reference: PlainText | None = None
     server: HttpServerView | None = None
     own: bool = True
+    cache: tuple[int, int] = (0, 0)
 
     @cached_property
     def observers(self) -> Observers:

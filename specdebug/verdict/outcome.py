@@ -31,6 +31,7 @@ _ORDER = (
     ("mismatch",),
     ("sampling",),
     ("ends",),
+    ("work",),
     ("accept-drop",),
 )
 RANK: dict[str, int] = {kind: rank for rank, kinds in enumerate(_ORDER) for kind in kinds}

@@ -202,7 +202,7 @@ def test_a_target_of_another_distribution_runs_a_scenario(installing: Install, r
     only, reverted = json.loads(done.stdout)["arms"]
     assert only["target"] == "echo"
     assert [request["output_ids"] for request in only["requests"]] == [[6, 6, 6], [6, 6, 6], [7, 7]]
-    assert {line.split(":")[0] for line in only["cannot_show"]} == {"probes", "pools", "turns"}
+    assert {line.split(":")[0] for line in only["cannot_show"]} == {"probes", "pools", "turns", "work"}
     assert (only["verdict"], only["reasons"]) == ("unknown", ["no oracle that was asked for could look"])
     assert (reverted["verdict"], reverted["reasons"][0]) == (
         "unknown",

@@ -21,6 +21,7 @@ OURS = (
     "sampling:SampledTokens",
     "ends:Ends",
     "turns:TurnsOracle",
+    "work:WorkOracle",
     "accept:Accept",
     "accept:AcceptFloor",
     "server:ServerCounts",

@@ -9,7 +9,7 @@ from typing import Any
 
 from specdebug.targets.features import features_of
 from specdebug.targets.http.checked import HISTOGRAMS, MOST_CHARACTERS, BadAnswer
-from specdebug.targets.requests import Sampling, ToldToken
+from specdebug.targets.requests import RequestView, Sampling, ToldToken
 
 
 @dataclass
@@ -169,7 +169,7 @@ class ServedTexts:
         self._flushed, self._asked = True, 0
         self._texts, self._owed, self._accepted = [], {}, []
 
-    def sent(self, answer: HttpRequest) -> None:
+    def sent(self, answer: RequestView) -> None:
         """A request is about to be sent."""
         self._asked += len(answer.prompt_ids) + answer.sampling.max_new_tokens + self._page
         shared = (
@@ -180,7 +180,7 @@ class ServedTexts:
         found = min(max(shared, default=0), len(answer.prompt_ids) - 1) - 1
         self._owed[answer.rid] = found // self._page * self._page if self._page and found > 0 else 0
 
-    def ended(self, answer: HttpRequest) -> None:
+    def ended(self, answer: RequestView) -> None:
         """A request has ended; of one that was aborted it is not known what it left, and what was accepted for it."""
         if answer.finish_reason == "abort":
             self._accepted = None

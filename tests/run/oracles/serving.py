@@ -21,8 +21,15 @@ from tests.run.fakes import ListSink
 
 SCENARIOS = Path(__file__).parents[3] / "scenarios"
 
-ALONE = {"lossless": False, "draft_kv": False, "draft_state": False, "acceptance": False, "sampling": False}
-"""Words that leave the oracles that need no reference."""
+ALONE = {
+    "lossless": False,
+    "draft_kv": False,
+    "draft_state": False,
+    "acceptance": False,
+    "sampling": False,
+    "work": False,
+}
+"""Words that leave the oracles that need no reference, and that one alone sees what is theirs."""
 
 
 def serve(

@@ -66,7 +66,7 @@ def test_a_sound_server_passes_and_what_it_cannot_show_is_listed(file: Path) -> 
     assert outcome.metrics.accept_mean > 1
     assert {"lossless", "server_alive", "server_answers", "server_counts", "server_findings"} <= set(outcome.looks)
     blind = {line.partition(":")[0] for line in outcome.cannot_show}
-    assert blind == {"pools", "target_kv", "draft_kv", "draft_state", "acceptance", "sampling", "turns"}
+    assert blind == {"pools", "target_kv", "draft_kv", "draft_state", "acceptance", "sampling", "turns", "work"}
 
 
 @pytest.mark.parametrize(

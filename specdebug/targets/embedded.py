@@ -59,7 +59,7 @@ class EmbeddedTarget(Target):
         if relation.name in NONE_HERE:
             raise NoTwin(NONE_HERE[relation.name])
         # A request's coins are drawn from a generator of its own, named by its id and the run's seed.
-        coins = relation.name not in ("again", "overlap", "plain", "reference", "retracted")
+        coins = relation.name not in ("again", "plain", "reference", "retracted")
         whole = OURS.completed(options)
         over = option_twin(relation.name, whole, prompt, OURS.space)
         if relation.name == "overlap":
@@ -146,6 +146,9 @@ class EmbeddedSession(Session):
         self._forget = forget
         self.vocab_size = read_config(checkpoint_path(asked.model)).vocab_size
         self._on_gpu = asked.device != "cpu"
+        config = engine.config
+        if config.radix_cache:
+            self.cache = config.page_size, config.usable_slots
         worker = engine.view.worker
         if worker is not None and not isinstance(worker, StagedWorker):
             self.shows = EVERYTHING - {"drafts", "decisions", "graphs"}

@@ -63,3 +63,12 @@ def test_a_verify_of_sglang_s_forgets_min_p() -> None:
     assert (code, drafted["signature"]) == (0, "sampling@support")
     code, decoded = replayed(path, "--arm", "decoded", "--target", SGLANG)
     assert (code, decoded["verdict"]) == (0, "pass"), decoded["detail"]
+
+
+@pytest.mark.parametrize("target", [VLLM, "{engine: sglang==0.5.23, arguments: [--enable-deterministic-inference]}"])
+def test_a_seeded_request_s_text_is_the_same_in_any_company(target: str) -> None:
+    words = [sys.executable, "-m", "specdebug", "twins", str(ROOT / "scenarios" / "twins" / "seeded.yaml")]
+    more = ["--target", target, "--relation", "alone", "--relation", "interrupted", "--no-locate", "--json"]
+    done = subprocess.run([*words, *more], cwd=ROOT, capture_output=True, text=True)
+    held = [(each["verdict"], each["requests"]) for each in json.loads(done.stdout)["twins"]]
+    assert held == [("holds", 4), ("holds", 4)], done.stdout

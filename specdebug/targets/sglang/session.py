@@ -207,6 +207,8 @@ class SglangSession(Session):
         self.shows, self.asked, self._opening = shows, asked, opening
         self._scheduler, self._look, self._spec = built.scheduler, built.look, spec
         self.vocab_size = int(self._scheduler.model_config.vocab_size)
+        if type(getattr(self._scheduler, "tree_cache", None)).__name__ == "RadixCache":  # others keep less
+            self.cache = self._scheduler.page_size, int(self._scheduler.max_total_num_tokens)
         built.taps.update(
             run_batch=self.run_batch, process_batch_result=self.process_batch_result, release=self.release
         )
@@ -268,7 +270,8 @@ class SglangSession(Session):
         """The request as SGLang's tokenizer process would send it: of several completions each by itself."""
         features = features_of(request.sampling)
         made = in_sglang("srt.managers.io_struct").TokenizedGenerateReqInput
-        params = in_sglang("srt.sampling.sampling_params").SamplingParams(**sampling_params(request.sampling))
+        asked = sampling_params(request.sampling, seeded=True)
+        params = in_sglang("srt.sampling.sampling_params").SamplingParams(**asked)
         params.normalize(self._scheduler.tokenizer)
         facts: dict[str, Any] = {
             "rid": request.rid,

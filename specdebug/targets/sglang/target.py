@@ -76,6 +76,10 @@ PLUGINS = "sglang.srt.plugins"
 WAITING = "--disable-overlap-schedule"
 CONVOLVED = "SGLANG_MAMBA_CONV_DTYPE"
 """The dtype of what a recurrent layer's convolution keeps: without a word bfloat16, whatever the model's."""
+SEEDED = "--enable-deterministic-inference"
+"""From here on each request draws by its ``sampling_seed``."""
+OTHER_COINS = {"plain", "reference", "release", "retracted"}
+"""Relations in which a token costs other coins."""
 _INSIDE = "specdebug.targets.sglang.inside"
 _FLASH_ATTN = f'''"""FlashAttention 3 without a GPU."""
 from {_INSIDE}.attention import flash_attn_with_kvcache
@@ -118,8 +122,8 @@ def files_to_import(stand_ins: Sequence[str], *, cpu: bool) -> dict[str, str]:
 class SglangTarget(InstalledTarget):
     """A release of SGLang, whose scheduler is built in a worker that runs with its environment's Python."""
 
-    # The coins of a batch are drawn at once, by one generator.
-    coins = frozenset({"restart"})
+    # The coins of a batch are drawn at once, by one generator: the same batches draw the same.
+    coins = frozenset({"backend", "eager", "restart"})
     no_twins = MappingProxyType({"runner": "SGLang has one model runner"})
 
     @property
@@ -162,6 +166,8 @@ class SglangTarget(InstalledTarget):
             raise NoTwin("this release has no switch that sets requests back")
         else:
             found = super().twin(relation, options, prompt)
+        if SEEDED in self._settings.arguments:
+            found = replace(found, coins=relation.name not in OTHER_COINS)
         return replace(found, unlike=("accept lengths",)) if SGLANG.drafts_by_history(options) else found
 
     def forks(self, options: Mapping[str, Any]) -> bool:

@@ -31,8 +31,8 @@ def attempt_grammars(scheduler: Any) -> str:
         return "this release keeps its grammars elsewhere"
     if manager.grammar_backend is not None:
         return ""
-    config = scheduler.model_config
     try:
+        config = scheduler.model_config
         made = in_sglang("srt.constrained.xgrammar_backend").XGrammarGrammarBackend
         ends = list(config.hf_eos_token_id or ()) or None
         backend = made(scheduler.tokenizer, vocab_size=config.vocab_size, model_eos_token_ids=ends)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -148,6 +149,26 @@ def top_p_renorm_prob(probs: Tensor, top_ps: Any) -> Tensor:
     before = ordered.cumsum(-1) - ordered
     kept = torch.zeros_like(probs).scatter(-1, order, ordered.masked_fill(before >= ps, 0.0))
     return kept / kept.sum(-1, keepdim=True)
+
+
+def murmur_hash32(seed: Tensor, positions: Tensor, col_indices: Tensor) -> Tensor:
+    """uint32 [n, m]: MurmurHash3 of seeds [n] of 64 bits, positions [n] and columns [m] of 32, the low word first."""
+    word, wide = 0xFFFFFFFF, np.uint64
+    seeds = seed.to(torch.int64).numpy().astype(wide)[:, None]
+    columns = col_indices.to(torch.int64).numpy().astype(wide)[None, :]
+    places = positions.to(torch.int64).numpy().astype(wide)[:, None]
+
+    def turned(value: Any, by: int) -> Any:
+        return ((value << wide(by)) | (value >> wide(32 - by))) & wide(word)
+
+    mixed = np.zeros((len(seeds), columns.shape[1]), dtype=wide)
+    for block in (seeds & wide(word), seeds >> wide(32), places & wide(word), columns & wide(word)):
+        scrambled = turned((block * wide(0xCC9E2D51)) & wide(word), 15) * wide(0x1B873593) & wide(word)
+        mixed = (turned(mixed ^ scrambled, 13) * wide(5) + wide(0xE6546B64)) & wide(word)
+    mixed ^= wide(16)  # bytes that were hashed
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        mixed = ((mixed ^ (mixed >> wide(shift))) * wide(factor)) & wide(word)
+    return torch.from_numpy((mixed ^ (mixed >> wide(16))).astype(np.uint32))
 
 
 def _write(

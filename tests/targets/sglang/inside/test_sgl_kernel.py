@@ -6,7 +6,7 @@ import random
 
 import torch
 
-from specdebug.targets.sglang.inside.sgl_kernel import reconstruct_indices_from_tree_mask
+from specdebug.targets.sglang.inside.sgl_kernel import murmur_hash32, reconstruct_indices_from_tree_mask
 
 
 def test_links_of_a_tree_come_back_from_its_mask() -> None:
@@ -32,3 +32,10 @@ def test_links_of_a_tree_come_back_from_its_mask() -> None:
             assert sibling[tree, node] == (-1 if parent < 0 else next(beside, -1))
             depth = int(masks[tree, node].sum()) - 1
             assert positions[tree * nodes + node] == lengths[tree] + depth
+
+
+def test_the_hash_of_seeds_is_murmur_s() -> None:
+    """By hand, of the bytes of seed, position and column, little end first."""
+    found = murmur_hash32(torch.tensor([1, 2**40 + 5]), torch.tensor([3, 4]), torch.arange(3))
+    assert found.tolist() == [[4121973084, 2993210623, 808334041], [4279292228, 4075147864, 4164400762]]
+    assert found.dtype == torch.uint32

@@ -26,7 +26,7 @@ def judge_of(
     found: list[Violation] = []
     ties: list[tuple[str, Tie]] = []
     judge = Judge(
-        oracle_settings(**{"ends": False, **settings}),
+        oracle_settings(**{"ends": False, "work": False, **settings}),
         FakeSession(engine or FakeEngine()),
         reference or FakeReference(),
         report=found.append,

@@ -108,3 +108,25 @@ def test_kinds_of_a_sound_sampler_are_not_alarmed_about() -> None:
             test.add_by_id("accepted", (weights * drafts)[accepted], ids[accepted], coins[accepted])
             test.add_by_id("correcting", (weights * ~drafts)[~accepted], ids[~accepted], coins[~accepted])
         assert not test.alarm
+
+
+def test_a_resample_by_the_coin_that_rejected_is_seen_by_ids_and_not_by_odds() -> None:
+    """The draft is the likeliest token; what is in its place is drawn by a coin that is above the draft's mass."""
+    for reused in (True, False):
+        rng, test = np.random.default_rng(5), DrawsTest()
+        for _ in range(30):
+            weights = rng.dirichlet(np.full(12, 0.8), size=50)
+            each, drafts, coins = np.arange(50), weights.argmax(1), rng.random(50)
+            accepted = coins < weights[each, drafts]
+            rest = np.where(np.arange(12) == drafts[:, None], 0.0, weights)
+            upto = rest.cumsum(1) / rest.sum(1, keepdims=True)
+            again = ((coins if reused else rng.random(50))[:, None] >= upto).sum(1)
+            ids = np.where(accepted, drafts, np.minimum(again, 11))
+            order = np.argsort(-weights, axis=1)
+            where, ranks = rng.random(50), (order == ids[:, None]).argmax(1)
+            test.add(np.take_along_axis(weights, order, 1), ranks, where, 1.0)
+            test.add_by_id("any", weights, ids, where)
+            test.add_by_id("correcting", rest[~accepted], ids[~accepted], where[~accepted])
+        by_odds = max(test.places["any", "likeliest first"].log_evidence, float(test._logs.max()))
+        assert by_odds < -np.log(FALSE_ALARM), "all that there was before"
+        assert test.alarm is reused

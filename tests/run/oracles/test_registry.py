@@ -27,7 +27,7 @@ ALL = replace(ON_ENGINE, target=replace(ON_ENGINE.target, server=True))
 
 
 def bench(shows: Iterable[str], settings: OracleSettings = ALL) -> Bench:
-    session: Any = SimpleNamespace(shows=frozenset(shows))
+    session: Any = SimpleNamespace(shows=frozenset(shows), cache=(0, 0))
     return Bench(settings, session, None, print, print, str)
 
 

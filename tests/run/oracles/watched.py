@@ -41,7 +41,15 @@ class Watched:
     def __init__(self, speculative: dict[str, Any], *, spec: dict[str, Any] | None = None, **options: Any) -> None:
         options = {"context_length": 512, "memory": {"num_slots": 2048}, **options, "speculative": speculative}
         asked = EmbeddedTarget().asked(options)
-        words = {"lossless": False, "draft_kv": False, "pools": False, "sampling": False, "ends": False, **(spec or {})}
+        words = {
+            "lossless": False,
+            "draft_kv": False,
+            "pools": False,
+            "sampling": False,
+            "ends": False,
+            "work": False,
+            **(spec or {}),
+        }
         settings = OracleSettings(OracleSpec(**words), asked)
         self.found: list[Violation] = []
         self.engine = build_engine(options, 0)

@@ -183,14 +183,21 @@ def leave_one_out(engine: Engine) -> None:
 
 
 def find_less(engine: Engine) -> None:
-    """The plant: a prefix that is cached is found but for its last eight tokens."""
-    radix = engine.view.cache.radix
-    match = radix.match_prefix
+    """The plant: a request that arrives looks for all of its prompt but the last 32 tokens."""
+    cache: Any = engine.view.cache
+    attach, match = cache.attach, cache.radix.match_prefix
 
     def shorter(key: Any, **named: Any) -> Any:
-        return match(key.part(0, max(len(key) - 8, 0)), **named)
+        return match(key.part(0, max(len(key) - 32, 0)), **named)
 
-    radix.match_prefix = shorter  # type: ignore[method-assign]
+    def attached(request: Any) -> None:
+        cache.radix.match_prefix = shorter
+        try:
+            attach(request)
+        finally:
+            del cache.radix.match_prefix
+
+    cache.attach = attached
 
 
 PLANTS = {

@@ -146,6 +146,14 @@ def _its_rope(wrapper: Callable[..., Any]) -> Callable[..., Any]:
     return picked
 
 
+_SEEDED: tuple[tuple[str, Any], ...] = (
+    ("srt.model_executor.model_runner:ModelRunner.maybe_enable_batch_invariant_mode", lambda self: None),
+    ("kernels.ops.sampling.murmur_hash:murmur_hash32", sgl_kernel.murmur_hash32),
+    ("srt.layers.sampler:murmur_hash32", sgl_kernel.murmur_hash32),
+)
+"""Draws by a request's own seed take kernels that compute a row alike in any batch, and hash what they draw by."""
+
+
 def _all() -> Iterable[StandIn]:
     yield _triton(attention.STAGE1, "decode_attention", "_fwd_kernel_stage1")
     yield _triton(attention.STAGE1, "decode_attention", "_fwd_grouped_kernel_stage1")
@@ -194,11 +202,8 @@ def _all() -> Iterable[StandIn]:
     )
     for place, value in late:
         yield StandIn((place,), _constant(value), needed=False, late=True)
-    # It asks for GPU kernels that compute a row alike in any batch, for draws by a request's own seed.
-    alike = "srt.model_executor.model_runner:ModelRunner.maybe_enable_batch_invariant_mode"
-    yield StandIn((alike,), _constant(lambda self: None), needed=False)
-    for module in ("kernels.ops.sampling.murmur_hash", "srt.layers.sampler"):
-        yield StandIn((f"{module}:murmur_hash32",), _constant(sgl_kernel.murmur_hash32), needed=False)
+    for place, value in _SEEDED:
+        yield StandIn((place,), _constant(value), needed=False)
     # What turns overlap off for drafts on a CPU, and what refuses drafts of a block there.
     turned_off = _constant(lambda server_args: None)
     yield StandIn((f"{_HOOK}:_disable_overlap_schedule_for_cpu",), turned_off, needed=False)

@@ -110,7 +110,8 @@ class VllmSession(Session):
             shows -= {"pools"}
             self._note(f"the scheduler's books are not looked at, for its pool has more than {MOST_BLOCKS} blocks")
         self.shows = shows
-        if (cache := config.cache_config).enable_prefix_caching:
+        kinds = self._scheduler.kv_cache_manager.coordinator.single_type_managers
+        if (cache := config.cache_config).enable_prefix_caching and len(kinds) == 1:  # windows and states keep less
             self.cache = cache.block_size, cache.block_size * cache.num_gpu_blocks
         self._listen(config)
 
@@ -318,7 +319,7 @@ class VllmSession(Session):
 
     def trim_surplus_tokens(self, call: Call, state: Any, *args: Any, **named: Any) -> Any:
         """A stop string is complete; what a verify accepted behind it, the scheduler keeps and nothing else does."""
-        request = self._requests[state.external_req_id]
+        request = self._requests[state.request_id]
         request.kept = state.detokenizer.num_output_tokens()
         request.note_computed()
         return call(state, *args, **named)

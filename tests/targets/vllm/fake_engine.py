@@ -79,7 +79,7 @@ class Engine:
             num_speculative_tokens=3,
             speculative_config=SimpleNamespace(method="eagle"),
             model_config=SimpleNamespace(get_vocab_size=lambda: VOCABULARY, max_model_len=20),
-            cache_config=SimpleNamespace(block_size=64, num_gpu_blocks=4),
+            cache_config=SimpleNamespace(block_size=64, enable_prefix_caching=False, num_gpu_blocks=4),
         )
         self.flushes = True
         self.preempts = ""
@@ -123,13 +123,14 @@ class Engine:
             if made:
                 made, stopped = self.scheduler._update_request_with_output(own, made)
                 reason = own.reason or None
-                one = SimpleNamespace(token_ids=made, finish_reason=reason, stop_reason=own.stop_reason, logprobs=None)
-                outputs.append(SimpleNamespace(request_id=rid, outputs=[one], finished=stopped, num_cached_tokens=1))
+                said = {"finish_reason": reason, "stop_reason": own.stop_reason, "logprobs": None}
+                one = SimpleNamespace(index=0, token_ids=made, finished=lambda stopped=stopped: stopped, **said)
+                outputs.append(SimpleNamespace(request_id=rid, outputs=[one], num_cached_tokens=1))
             if stopped:
                 self.scheduler._free_request(own)
         for rid, kept in self.stops.items():
             state = SimpleNamespace(
-                external_req_id=rid, detokenizer=SimpleNamespace(num_output_tokens=lambda kept=kept: kept)
+                request_id=rid, detokenizer=SimpleNamespace(num_output_tokens=lambda kept=kept: kept)
             )
             self.output_processor._trim_surplus_tokens(state, None, 0)
             self.scheduler._free_request(self.scheduler.requests[rid])

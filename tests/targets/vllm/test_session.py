@@ -33,7 +33,7 @@ class Served:
     hears = (StepBegan, StepOver, Prefilled, Decided, Finishing)
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(module, "params_of", lambda sampling, **_: sampling)
+        monkeypatch.setattr(module, "params_of", lambda sampling, *_, **__: sampling)
         self.said: list[tuple[str, Any]] = []
         self.told: list[tuple[Any, ...]] = []
         self.engine = Engine()

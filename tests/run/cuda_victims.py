@@ -54,7 +54,7 @@ def play(payload: Mapping[str, Any], sink: Any) -> None:
         engine = FakeEngine()
         engine.view = SimpleNamespace(worker=None)  # type: ignore[attr-defined]
         engine.config = SimpleNamespace(  # type: ignore[attr-defined]
-            model="tiny", dtype="float32", device=options["device"], speculative=None
+            model="tiny", dtype="float32", device=options["device"], speculative=None, radix_cache=False
         )
         engine.before_step = lambda step: act(fate, step)
         return engine

@@ -53,7 +53,7 @@ def left(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 class Engine(FakeEngine):
     view = SimpleNamespace(worker=None)
-    config = SimpleNamespace(model="tiny", dtype="float32", device="cpu", speculative=None)
+    config = SimpleNamespace(model="tiny", dtype="float32", device="cpu", speculative=None, radix_cache=False)
 
 
 def payload_of(seed: int = 0, prompt: tuple[int, ...] = (1, 2, 3, 4), **engine: Any) -> dict[str, Any]:

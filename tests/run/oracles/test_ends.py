@@ -265,7 +265,7 @@ DECODE = decoder(load_tokenizer("tiny"))
 def test_a_stop_before_the_least_length_is_none_and_a_grammar_s_end_is_an_end() -> None:
     told = Told()
     told.held.sampling.features = Features(min_new_tokens=4)
-    told.step([1, STOP, 1])
+    told.step([1, STOP, 1], matched=None)
     told.step([STOP], reason="stop")
     assert told.found == []
     over = Told()

@@ -199,13 +199,16 @@ class _Arm(SessionRun):
 
     def _judge(self, scenario: Scenario, asked: Asked, decode: Decode, session: Session) -> Judge:
         """The oracles, with a reference model only if something is to be compared with it."""
+        from specdebug.faults.declare import find_class
         from specdebug.run.dense import DenseReference
         from specdebug.run.judge import Judge
         from specdebug.run.oracles.base import OracleSettings
 
         # A session with probes is asked even without packs: reading them is where a failed kernel may first show.
         probes = "probes" in session.shows or (bool(pickle.loads(self._payload["packs"])) and not asked.probed)
-        settings = OracleSettings(scenario.oracles_of(self._payload["arm"]), asked, probes)
+        arm = self._payload["arm"]
+        disturbed = any(find_class(each.name).effect == "benign" for each in scenario.faults_of(arm))
+        settings = OracleSettings(scenario.oracles_of(arm), asked, probes, disturbed)
         return Judge(
             settings,
             session,

@@ -65,11 +65,13 @@ class ServedRun(Protocol):
 
 @dataclass(frozen=True)
 class OracleSettings:
-    """The scenario's words about oracles, and the target they look at. ``probes``: any pack is live."""
+    """The scenario's words about oracles, and the target they look at. ``probes``: any pack is live. ``disturbed``: a
+    fault that is no bug comes between, as one that aborts a request or empties the cache."""
 
     spec: OracleSpec
     target: Asked
     probes: bool = False
+    disturbed: bool = False
 
     @property
     def reference(self) -> tuple[str, str | None, str | None] | None:

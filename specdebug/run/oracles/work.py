@@ -11,7 +11,7 @@ from collections import Counter
 from typing import Any
 
 from specdebug.events import Aborting, AheadDropped, CacheFlushed, Event, Launched, PromptComputed, Queued, Stepped
-from specdebug.run.oracles.base import Bench, Oracle
+from specdebug.run.oracles.base import Bench, Oracle, OracleSettings
 from specdebug.targets.http.request import ServedTexts
 from specdebug.verdict.outcome import Violation
 
@@ -27,6 +27,11 @@ class WorkOracle(Oracle):
     name = "work"
     needs = frozenset({"steps"})
     hears = (Queued, Aborting, CacheFlushed, Launched, AheadDropped, PromptComputed, Stepped)
+
+    @classmethod
+    def wanted(cls, settings: OracleSettings) -> bool:
+        """Nothing is certain where a fault that is no bug changes by right what is served when."""
+        return super().wanted(settings) and not settings.disturbed
 
     def __init__(self, bench: Bench) -> None:
         super().__init__(bench)

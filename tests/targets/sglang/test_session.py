@@ -354,11 +354,11 @@ def test_a_recorder_is_told_of_rows_sites_and_what_was_in_vain(serve: Any, monke
     inside = session.inside
     inside.observers.add(Recorder())
     inside.sites.hear = lambda site, tensor: passed.append(site)
-    scheduler.acts[1] = lambda: sites._add("target_prefill.input_ids", torch.zeros(2))
+    scheduler.acts[1] = lambda: sites.add("target_prefill.input_ids", torch.zeros(2))
     add(session, "a", 7, 2, 3, 4, 5, 6, most=3)
     add(session, "b", 1, 2, most=5)
     ran(session)
-    sites._add("verify.logits", torch.zeros(2))
+    sites.add("verify.logits", torch.zeros(2))
     assert passed == ["target_prefill.input_ids"], "between two batches nothing passes that counts"
     assert (told[0].kind, told[0].lens, told[0].starts) == ("prefill", (2, 2), (4, 0))
     assert [(event.step, event.rids) for event in told if isinstance(event, InVain)] == [(3, ("a",))]

@@ -185,7 +185,7 @@ def test_known_bugs_are_mended_and_said_to_be_unless_that_is_left_out(
     """The registry's mends of this release; that they fit it, tests/engines shows."""
     monkeypatch.setattr(
         fit,
-        "_dist",
+        "dist_of",
         lambda here, version=None: Dist(here.engine, Version(version or here.version), None),  # type: ignore[arg-type]
     )
     monkeypatch.setattr(fit, "fit", lambda dist, wanted: Fit((), ()))

@@ -23,13 +23,15 @@ pytestmark = pytest.mark.engines
 
 RELEASE = "vllm==0.32.0"
 SECOND = "vllm/v2==0.32.0"
-TWINS = ROOT / "scenarios" / "twins"
+SCENARIOS = ROOT / "scenarios"
+TWINS = SCENARIOS / "twins"
+DRAFTED = [("twins/standalone", 3.0), ("twins/ngram_chain", 1.1), ("twins/dflash", 1.3), ("vllm/mtp", 1.3)]
 
 
 @pytest.mark.parametrize("target", [RELEASE, SECOND])
-@pytest.mark.parametrize(("name", "least"), [("standalone", 3.0), ("ngram_chain", 1.1), ("dflash", 1.3), ("mtp", 1.3)])
+@pytest.mark.parametrize(("name", "least"), DRAFTED)
 def test_it_is_lossless_and_its_drafts_know_something(name: str, least: float, target: str) -> None:
-    code, arm = replayed(str(TWINS / f"{name}.yaml"), "--target", target)
+    code, arm = replayed(str(SCENARIOS / f"{name}.yaml"), "--target", target)
     assert (code, arm["verdict"]) == (0, "pass"), arm["detail"]
     lengths = [each for request in arm["requests"] for each in request["accept_lengths"]]
     assert sum(lengths) / len(lengths) >= least
@@ -44,7 +46,16 @@ def test_the_second_runner_is_looked_at_as_the_first_is() -> None:
 
 
 def twins(name: str, *more: str) -> dict[str, dict[str, Any]]:
-    words = [sys.executable, "-m", "specdebug", "twins", str(TWINS / f"{name}.yaml"), "--json", "--no-locate", *more]
+    words = [
+        sys.executable,
+        "-m",
+        "specdebug",
+        "twins",
+        str(TWINS / f"{name}.yaml"),
+        "--json",
+        "--no-locate",
+        *more,
+    ]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert done.stdout, done.stderr
     return {each["relation"]: each for each in json.loads(done.stdout)["twins"]}

@@ -154,12 +154,7 @@ class ToggleMine(opt.Command):
         from specdebug.base.yamlio import parse_yaml
         from specdebug.patching.toggles import read_toggle
 
-        whole = {each.source.name: each for each in fix.made}
-        plain = {
-            (f"{module}:{name}" if name else module): edits
-            for module, each in whole.items()
-            for name, edits in each.edits.items()
-        }
+        plain = dict(zip(fix.functions, (edits for each in fix.made for edits in each.edits.values()), strict=True))
         by_version = {f"=={dists[target].version}": one.edits for target, one in fits.items()} or {"": plain}
         notes = [wrapped(moved) for one in fits.values() for moved in one.moved]
         text = toggle_text(fix, file, by_version, shown, notes)

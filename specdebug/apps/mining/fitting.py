@@ -16,7 +16,7 @@ from specdebug.apps.mining.fix import Fix
 from specdebug.base.errors import SpecDebugError
 from specdebug.patching.drift.check import fit, namesakes
 from specdebug.patching.drift.dist import Dist
-from specdebug.patching.match import place
+from specdebug.patching.match import dedent, place
 from specdebug.patching.source import ModuleSource, Patch, PatchError
 
 _WORD = re.compile(
@@ -27,7 +27,7 @@ _WORD = re.compile(
 )
 _CLOSING = frozenset(")]}")
 MOST = 0.6
-"""How large a share of the names of an edit must be the same where others were renamed."""
+"""Where names were renamed, this share of the names of an edit is the same."""
 FEW = 8  # words that a match must have so that names in it may have been renamed
 
 
@@ -123,12 +123,12 @@ def _fit(dist: Dist, target: str, pair: tuple[str, str], who: str) -> tuple[str,
         what = f"matches {len(inner)} places" if inner else "has no lines like it"
         raise Unfit(f"{who} {what} in {dist}")
     source, found, start, stop, names = inner[0]
-    lines = "\n".join(source.lines[start - 1 : stop])
+    lines = "\n".join(dedent(source.lines[start - 1 : stop])[0])
     replacement = re.sub(r"\b[^\W\d]\w*\b", lambda word: names.get(word[0], word[0]), pair[1])
     there = f"{source.name}:{found}" if found else source.name
     changes = [f"{target} is {there}"] if there != target else []
     changes += [f"{old} is named {new}" for old, new in names.items()] or ([] if changes else ["its lines break anew"])
-    return there, (_flush(lines), replacement), f"{who}: {', '.join(changes)} in {dist}"
+    return there, (lines, replacement), f"{who}: {', '.join(changes)} in {dist}"
 
 
 def _fits(dist: Dist, target: str, pair: tuple[str, str]) -> bool:
@@ -172,10 +172,3 @@ def _innermost(
     """Each place once, by the longest name of what it is in."""
     by_place = {(each[0].name, each[2]): each for each in sorted(places, key=lambda each: len(each[1]))}
     return list(by_place.values())
-
-
-def _flush(lines: str) -> str:
-    """Lines without the indentation that all share."""
-    split = lines.split("\n")
-    indent = min((len(line) - len(line.lstrip()) for line in split if line.strip()), default=0)
-    return "\n".join(line[indent:].rstrip() for line in split)

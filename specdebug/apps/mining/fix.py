@@ -77,7 +77,7 @@ def number_of(subject: str, commit: str) -> tuple[int, bool]:
 def taken_back(
     diff: str, text_of: Callable[[str], str | None], heard: Callable[[str], None]
 ) -> tuple[tuple[Reversal, ...], tuple[str, ...]]:
-    """What takes a diff back, and the files that are left out. Raises SpecDebugError where nothing is left."""
+    """Return what takes a diff back, and the files that are left out. Raises SpecDebugError where nothing is left."""
     made, left_out = list[Reversal](), list[str]()
     for each in reversals(read_diff(diff), text_of):
         if isinstance(each, Reversal):

@@ -20,8 +20,8 @@ STATES: tuple[State, ...] = ("lacks", "unknown", "has")
 """Worst first."""
 _REVERTED: tuple[State, State] = ("has", "lacks")
 _MENDED: tuple[State, State] = ("lacks", "has")
-"""What it says that the match of a patch is there, and that its replacement is: of one that takes a fix out, and of one
-that puts it in."""
+"""The state of a release that has the match of a patch, and of one that has its replacement. A patch of the first pair
+takes a fix out, one of the second puts it in."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def _judged(dist: Dist, toggle: Toggle, engine: str) -> KnownFix:
 
 
 def _state(dist: Dist, toggle: Toggle, engine: str) -> tuple[State, str, str]:
-    """Whether it has the fix, the place that says so, and else why that is not known."""
+    """Say whether it has the fix, and where that is seen, or why it is not known."""
     there, gone = _MENDED if engine in toggle.mends else _REVERTED
     for patches in _of_ranges(dist, toggle, engine):
         found = fit(dist, patches)

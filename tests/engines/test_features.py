@@ -14,7 +14,8 @@ from tests.engines.replays import ROOT, replayed
 
 pytestmark = pytest.mark.engines
 
-SGLANG, VLLM = "sglang==0.5.23", "vllm==0.32.0"
+RELEASE, VLLM = "sglang==0.5.23", "vllm==0.32.0"
+NEWER = (VLLM,)
 
 
 def twins(name: str, target: str) -> tuple[int, dict[str, Any]]:
@@ -29,10 +30,10 @@ def twins(name: str, target: str) -> tuple[int, dict[str, Any]]:
 @pytest.mark.parametrize(
     ("name", "target"),
     [
-        ("features", SGLANG),
+        ("features", RELEASE),
         ("features", VLLM),
         ("features_steered", VLLM),
-        ("features_grammar", SGLANG),
+        ("features_grammar", RELEASE),
     ],
 )
 def test_drafts_change_nothing_of_what_was_asked_for(name: str, target: str) -> None:
@@ -41,13 +42,13 @@ def test_drafts_change_nothing_of_what_was_asked_for(name: str, target: str) -> 
 
 
 def test_with_drafts_sglang_s_penalties_and_least_lengths_are_others() -> None:
-    code, twin = twins("features_steered", SGLANG)
+    code, twin = twins("features_steered", RELEASE)
     assert (code, twin["verdict"]) == (0, "broken")
     assert {each["rid"] for each in twin["breaks"]} <= {"frequency.0", "presence.0", "repetition.0", "least.0"}
     assert {"tokens", "log probabilities"} == {each["what"] for each in twin["breaks"]}
 
 
-@pytest.mark.parametrize("target", [SGLANG, VLLM])
+@pytest.mark.parametrize("target", [RELEASE, VLLM])
 def test_an_output_fits_its_grammar_and_ends_with_it(target: str) -> None:
     code, arm = replayed("twins/features_steered", "--target", target)
     assert (code, arm["verdict"]) == (0, "pass"), arm["detail"]
@@ -59,9 +60,9 @@ def test_an_output_fits_its_grammar_and_ends_with_it(target: str) -> None:
 
 def test_a_verify_of_sglang_s_forgets_min_p() -> None:
     path = str(ROOT / "scenarios" / "twins" / "features_min_p.yaml")
-    code, drafted = replayed(path, "--arm", "drafted", "--target", SGLANG)
+    code, drafted = replayed(path, "--arm", "drafted", "--target", RELEASE)
     assert (code, drafted["signature"]) == (0, "sampling@support")
-    code, decoded = replayed(path, "--arm", "decoded", "--target", SGLANG)
+    code, decoded = replayed(path, "--arm", "decoded", "--target", RELEASE)
     assert (code, decoded["verdict"]) == (0, "pass"), decoded["detail"]
 
 

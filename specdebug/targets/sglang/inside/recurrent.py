@@ -1,5 +1,6 @@
 """SGLang's kernels for gated delta nets in torch, token by token: a prefill's chunks, a decode's packed step, and a
-verify's steps along a tree. A state is float32 [value heads, V, K]; that of a negative slot is zero, and not kept."""
+verify's steps along a tree. A state is float32 [value heads, V, K]; that of a negative slot is zero, and not kept. Two
+kernels of such models' layers stand beside them, which the interpreter calls once for each token."""
 
 from __future__ import annotations
 
@@ -166,3 +167,24 @@ def scatter_states(
     rows = torch.arange(steps.numel()) if src_indices_raw is None else src_indices_raw.long()
     some = (steps >= 0) & (slots >= 0)
     dst[:, slots[some]] = src[:, rows[some], steps[some]]
+
+
+def fused_qkvzba_split_reshape_cat(
+    mixed_qkvz: Tensor, mixed_ba: Tensor, num_heads_qk: int, num_heads_v: int, head_qk: int, head_v: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """A layer's projections, of each key head its q, k, v and z, and b and a, as all q, k and v beside each other [T,
+    width], z [T, heads, V], b and a [T, heads]."""
+    tokens, wide = len(mixed_qkvz), num_heads_v // num_heads_qk
+    each = torch.split(mixed_qkvz.view(tokens, num_heads_qk, -1), [head_qk, head_qk, wide * head_v, wide * head_v], 2)
+    q, k, v, z = (part.reshape(tokens, -1) for part in each)
+    b, a = (part.reshape(tokens, -1) for part in torch.split(mixed_ba.view(tokens, num_heads_qk, -1), wide, 2))
+    return torch.cat((q, k, v), 1), z.view(tokens, num_heads_v, head_v), b, a
+
+
+def launch_fused_gate_sigmoid_mul(
+    hidden_states: Tensor, gate_weight: Tensor, shared_output: Tensor, output: Tensor, *, do_add: bool
+) -> None:
+    """The share of an expert that all tokens have, weighed by each token's gate, put into ``output`` or added there.
+    All [T, width], the weight [width]."""
+    gate = (hidden_states.float() @ gate_weight.float()).sigmoid().unsqueeze(1)
+    output.copy_(gate * shared_output.float() + (output.float() if do_add else 0.0))

@@ -190,6 +190,11 @@ def _all() -> Iterable[StandIn]:
     late: tuple[tuple[str, Any], ...] = (
         (snapshots, lambda: True),
         ("srt.models.qwen3_next:_is_cpu", False),
+        ("srt.models.qwen3_next:fused_qkvzba_split_reshape_cat", recurrent.fused_qkvzba_split_reshape_cat),
+        (
+            "kernels.ops.elementwise.elementwise:_launch_fused_gate_sigmoid_mul",
+            recurrent.launch_fused_gate_sigmoid_mul,
+        ),
         (f"{kernels}:chunk_gated_delta_rule", recurrent.chunk_gated_delta_rule),
         (
             f"{kernels}:fused_recurrent_gated_delta_rule_packed_decode",

@@ -9,8 +9,10 @@ from torch import Tensor
 from specdebug.targets.sglang.inside.recurrent import (
     CHUNK,
     chunk_gated_delta_rule,
+    fused_qkvzba_split_reshape_cat,
     fused_recurrent_gated_delta_rule_packed_decode,
     fused_sigmoid_gating_delta_rule_update,
+    launch_fused_gate_sigmoid_mul,
     scatter_states,
 )
 
@@ -119,6 +121,27 @@ def test_a_verify_keeps_the_state_after_each_node_and_its_last_accepted_one_beco
     scatter_states(layers, kept[None], torch.tensor([2, 0]), torch.tensor([4, -1]), torch.tensor([1, 0]))
     assert torch.equal(layers[0, 2], kept[1, 4])
     assert torch.equal(layers[0, :2], first[:2])
+
+
+def test_projections_of_each_key_head_come_apart() -> None:
+    q, k, v, z = (100 * part + torch.arange(width) for part, width in enumerate((4, 4, 12, 12)))
+    heads = [
+        torch.cat((q[2 * h : 2 * h + 2], k[2 * h : 2 * h + 2], v[6 * h : 6 * h + 6], z[6 * h : 6 * h + 6]))
+        for h in (0, 1)
+    ]
+    qkvz, ba = torch.cat(heads).expand(2, -1), torch.tensor([[1, 2, 5, 6, 3, 4, 7, 8]])
+    told = fused_qkvzba_split_reshape_cat(qkvz.clone(), ba.expand(2, -1).clone(), 2, 4, 2, 3)
+    right = (torch.cat((q, k, v)), z.view(4, 3), torch.tensor([1, 2, 3, 4]), torch.tensor([5, 6, 7, 8]))
+    for ours, wanted in zip(told, right, strict=True):
+        assert torch.equal(ours, wanted.expand(2, *wanted.shape))
+
+
+@pytest.mark.parametrize("add", [False, True])
+def test_a_shared_expert_is_weighed_by_each_token_s_gate(add: bool) -> None:
+    hidden, weight, shared = torch.tensor([[0.0, 0.0], [1.0, 2.0]]), torch.tensor([3.0, -1.0]), torch.ones(2, 2)
+    out = torch.full((2, 2), 7.0)
+    launch_fused_gate_sigmoid_mul(hidden, weight, shared, out, do_add=add)
+    torch.testing.assert_close(out[:, 0], torch.tensor([0.5, 0.731059]) + 7.0 * add)
 
 
 def test_what_is_not_done_is_refused() -> None:

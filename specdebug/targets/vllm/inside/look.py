@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from specdebug.events import Decided, DraftForward, Observers
+from specdebug.targets.features import features_of
 from specdebug.targets.requests import NotShown, RequestView
 from specdebug.targets.vllm.inside.boundaries import StepRequests
 
@@ -105,13 +106,16 @@ class DraftLook:
         )
 
     def _decided(self, among: StepRequests, sampled: Tensor) -> None:
-        """Tell of the verify of these requests. sampled: int [B, T], -1 behind the last token."""
+        """Tell of the verify of these requests, but of those whose logits, which are seen before that, vLLM changes by
+        penalties or a grammar. sampled: int [B, T], -1 behind the last token."""
         nodes, forwards = self._num_steps + 1, self._num_steps - 1
-        drafted = [self._drafted.get(self._request_of(rid).rid) for rid in among.rids]
+        requests = [self._request_of(rid) for rid in among.rids]
+        drafted = [self._drafted.get(request.rid) for request in requests]
         whole = [
             n
-            for n, each in enumerate(drafted)
+            for n, (request, each) in enumerate(zip(requests, drafted, strict=True))
             if among.drafts[n] == self._num_steps and each is not None and len(each.logits) == forwards
+            if not features_of(request.sampling).steers
         ]
         if not whole:
             return
@@ -124,7 +128,7 @@ class DraftLook:
         ids, positions, logits = (torch.cat([self._rows(site, among, n) for n in whole]) for site in _VERIFIED)
         self._observers.tell(
             Decided,
-            requests=[self._request_of(among.rids[n]) for n in whole],
+            requests=[requests[n] for n in whole],
             tokens=ids.view(-1, nodes).long(),
             positions=positions.view(-1, nodes).long(),
             logits=logits,

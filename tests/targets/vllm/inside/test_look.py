@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from specdebug.events import Decided, DraftForward, Observers
+from specdebug.targets.features import NONE, Features
 from specdebug.targets.requests import NotShown, RequestView
 from specdebug.targets.vllm.inside.boundaries import Boundaries
 from specdebug.targets.vllm.inside.look import DraftLook
@@ -15,7 +16,8 @@ from tests.targets.vllm.inside.fake_runner import Runner
 
 
 def request(rid: str) -> RequestView:
-    return cast(RequestView, SimpleNamespace(rid=rid))
+    asked = Features(frequency_penalty=0.5) if rid == "steered" else NONE
+    return cast(RequestView, SimpleNamespace(rid=rid, sampling=SimpleNamespace(features=asked)))
 
 
 class Told:
@@ -73,6 +75,16 @@ def test_a_verify_is_told_with_the_forwards_that_drafted_its_chain_and_what_that
     assert [each.tokens.tolist() for each in told.forwards] == [[5], [6]]
     assert [each.logits.argmax(-1).tolist() for each in told.forwards] == [[6], [7]]
     assert told.look.stored([request("a")]).seq_lens.tolist() == [7]
+
+
+def test_a_verify_of_a_request_whose_logits_are_changed_behind_the_look_is_not_told() -> None:
+    told = Told()
+    told.runner.add("steered", [1, 2, 3])
+    told.runner.add("a", [1, 2])
+    told.runner.step(steered=3, a=2)
+    told.runner.step(steered=4, a=4)
+    (decided,) = told.decided
+    assert [each.rid for each in decided.requests] == ["a"]
 
 
 def test_rejected_drafts_are_no_nodes_of_the_path_and_rows_of_a_batch_are_numbered_on() -> None:

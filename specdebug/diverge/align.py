@@ -25,6 +25,7 @@ that."""
 PREFILL = "target_prefill.input_ids"  # the site that a step passes if it is a prefill
 EXTENDED = "draft_extend."  # sites of what a draft is extended over, and of what comes of it
 WRITTEN = "kv_pool.write."  # sites of what is written to a pool of KV
+CACHED = ("prefix.", "snapshot.")  # sites of what is found in the cache and kept for it, which depends on others
 
 Sides = Literal["engines", "workers", "arms"]
 """Two engines, two workers of our own, or one worker's arms that are configured otherwise."""
@@ -97,7 +98,7 @@ def by_request(
     lost: set[str] = set()
     for place, part in _placed(right):
         rid, kind, _, site, _ = place
-        if rid in lost or is_where(site) or place in unlike:
+        if rid in lost or is_where(site) or site.startswith(CACHED) or place in unlike:
             continue
         other = counterpart.get(place)
         if other is not None and other.rows == part.rows:

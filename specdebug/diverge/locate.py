@@ -23,7 +23,7 @@ from typing import Any
 from specdebug.base.abilities import DEFAULT
 from specdebug.base.errors import SpecDebugError
 from specdebug.campaign.loops.replay import ArmResult, ArmRun, Progress, Replay, RunContent, run_arms
-from specdebug.diverge.align import Difference, in_lockstep
+from specdebug.diverge.align import Difference, in_lockstep, is_where
 from specdebug.diverge.recording import RecordedStep, read
 from specdebug.diverge.run import Diverging, recorded, unjudged
 from specdebug.targets.registry import find_target
@@ -240,8 +240,8 @@ def place_of(sound: Sequence[RecordedStep], failing: Sequence[RecordedStep], sus
     share, side = (found.right, sides[1]) if found.left is None else (found.left, sides[0])
     assert share is not None  # for the type checker: one of them is there
     site, stage = share.descriptor.site, ""
-    if suspect.seen == f"{kind}@{site}":
-        return IN_PLACE
+    if suspect.seen == f"{kind}@{site}" or (found.step == until and is_where(suspect.seen.partition("@")[2])):
+        return IN_PLACE  # in one step, a slot that is wrong comes before the first number read through it
     if site.startswith(SHARED):  # stages share it: the next site tells whose forward passed it
         step = next(step for step in side if step.number == share.step)
         later = (call.site for call in step.calls[share.call :])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specdebug.targets.sglang.inside.seats import Seat, in_sglang
-from specdebug.targets.sglang.inside.windows import MAP, full_pool, violated_windows
+from specdebug.targets.sglang.inside.windows import MAP, full_pool, violated_states, violated_windows
 
 _BATCH, _SCHEDULER = "srt.managers.schedule_batch", "srt.managers.scheduler:Scheduler"
 RUN, TAKE = (
@@ -91,16 +91,21 @@ class Held:
     ids: Sequence[int]
 
 
-def holders(scheduler: Any) -> list[Held]:
-    """The requests that hold a row: of the batch that runs on, of the last one, and of the one that was launched last,
-    which the others do not have while the results of the last are taken; in a pipeline those of all micro-batches."""
+def requests_of(scheduler: Any) -> list[Any]:
+    """The requests of the batch that runs on, of the last one, and of the one that was launched last, which the others
+    do not have while the results of the last are taken; in a pipeline those of all micro-batches."""
     launched = scheduler.cur_batch if hasattr(scheduler, "cur_batch") else scheduler.cur_batch_for_debug
     batches = [scheduler.running_batch, scheduler.last_batch, launched]
     for name in _MICRO_BATCHES:
         batches += getattr(scheduler, name, ())
     requests = [request for batch in batches if batch is not None for request in batch.reqs]
     requests += [scheduler.chunked_req] if scheduler.chunked_req is not None else []
-    every = [held(request) for request in {id(each): each for each in requests}.values()]
+    return [*{id(each): each for each in requests}.values()]
+
+
+def holders(scheduler: Any) -> list[Held]:
+    """The requests that hold a row."""
+    every = map(held, requests_of(scheduler))
     return [each for each in every if each.row is not None]
 
 
@@ -164,6 +169,7 @@ def violated(scheduler: Any, ended: Sequence[Any] = ()) -> list[str]:
         *_reuse(tree, requests, cells),
         *_kept(tree, ended, page),
         *_windows(both, requests, cells, tree),
+        *violated_states(pool, [*requests_of(scheduler), *scheduler.waiting_queue], tree),
     ]
 
 

@@ -16,6 +16,7 @@ from specdebug.targets.requests import NotShown
 from specdebug.targets.sglang.inside.blocks import BlockSites
 from specdebug.targets.sglang.inside.memory import EXTEND_REPLAY
 from specdebug.targets.sglang.inside.seats import KERNELS, Seat
+from specdebug.targets.sglang.inside.stored import StoredSites
 
 Event = dict[str, Any]
 """What was seen of a request in a batch: ``what`` is ``prefilled`` or ``verified``; the rest is by name."""
@@ -74,7 +75,7 @@ def record() -> StageSites:
     """What passes the stages of this process's scheduler from now on. Raises NoSeat."""
     sites = StageSites()
     taps = [(*seat.find(), getattr(sites, name)) for name, seat in SITE_SEATS.items()]
-    wrap_all([*taps, *BlockSites(sites.add).taps()], EngineLook(RECORDING))
+    wrap_all([*taps, *BlockSites(sites.add).taps(), *sites.stored.taps()], EngineLook(RECORDING))
     return sites
 
 
@@ -276,6 +277,7 @@ class StageSites:
     def __init__(self) -> None:
         self.hear: Callable[[str, Tensor], None] = lambda site, tensor: None
         self.computing = False
+        self.stored = StoredSites(self.add, lambda: self.computing)
         self._drafted: Any = None  # what the draft model said last of a prefill, or of accepted tokens
 
     def add(self, site: str, tensor: Tensor) -> None:
@@ -291,6 +293,7 @@ class StageSites:
         place = _place(runner.is_draft_worker, forward_batch.forward_mode) if self.computing else None
         if place is None:
             return call(forward_batch, *args, **named)
+        self.stored.before(place, runner, forward_batch)
         ids = _certain_ids(forward_batch) if place == "draft_extend" else forward_batch.input_ids
         self.add(f"{place}.input_ids", ids)
         if place in ("draft.forward", "block"):
@@ -311,8 +314,10 @@ class StageSites:
         self._drafted = call(forward_batch, *args, **named)
         return self._drafted
 
-    def draft(self, call: Call, _: Any, batch: Any, *args: Any, **named: Any) -> Any:
+    def draft(self, call: Call, worker: Any, batch: Any, *args: Any, **named: Any) -> Any:
         self.add("draft.bonus", batch.spec_info.bonus_tokens)
+        if not batch.forward_mode.is_idle():
+            self.stored.drafts(worker.draft_runner, batch, worker.speculative_num_draft_tokens)
         answer = call(batch, *args, **named)
         requests = len(batch.reqs)
         if requests and answer.retrieve_next_token is not None:

@@ -110,6 +110,7 @@ def scheduler(*, running: bool = True) -> Any:
     return SimpleNamespace(
         running_batch=batch,
         last_batch=batch,
+        waiting_queue=[],
         cur_batch=None,
         chunked_req=None,
         req_to_token_pool=pool,

@@ -154,6 +154,28 @@ _SEEDED: tuple[tuple[str, Any], ...] = (
 """Draws by a request's own seed take kernels that compute a row alike in any batch, and hash what they draw by."""
 
 
+_DELTA, _SCATTER = f"{_LINEAR}.kernels.gdn_triton", "kernels.ops.mamba.mamba_state_scatter_triton"
+_RECURRENT: tuple[tuple[str, Any], ...] = (
+    ("srt.arg_groups.mamba_hook:_platform_supports_mamba_cache_extra_buffer", lambda: True),
+    ("srt.models.qwen3_next:_is_cpu", False),
+    ("srt.models.qwen3_next:fused_qkvzba_split_reshape_cat", recurrent.fused_qkvzba_split_reshape_cat),
+    (
+        "kernels.ops.elementwise.elementwise:_launch_fused_gate_sigmoid_mul",
+        recurrent.launch_fused_gate_sigmoid_mul,
+    ),
+    (f"{_DELTA}:chunk_gated_delta_rule", recurrent.chunk_gated_delta_rule),
+    (
+        f"{_DELTA}:fused_recurrent_gated_delta_rule_packed_decode",
+        recurrent.fused_recurrent_gated_delta_rule_packed_decode,
+    ),
+    (f"{_DELTA}:fused_sigmoid_gating_delta_rule_update", recurrent.fused_sigmoid_gating_delta_rule_update),
+    (f"{_SCATTER}:fused_mamba_state_scatter_with_mask", recurrent.scatter_states),
+    (f"{_SCATTER}:fused_conv_window_scatter_with_mask", recurrent.scatter_states),
+    (f"{_SCATTER}:_conv_multi_eligible", lambda _: False),
+)
+"""Kernels of recurrent layers, put there for models that have such."""
+
+
 def _all() -> Iterable[StandIn]:
     yield _triton(attention.STAGE1, "decode_attention", "_fwd_kernel_stage1")
     yield _triton(attention.STAGE1, "decode_attention", "_fwd_grouped_kernel_stage1")
@@ -185,27 +207,7 @@ def _all() -> Iterable[StandIn]:
     # On a CPU it stores quantised keys and values for kernels of Intel's alone.
     for module in ("kv_cache_dtype", "kv_cache_configurator"):
         yield StandIn((f"srt.mem_cache.{module}:current_platform",), _NoCpu, needed=False)
-    snapshots = "srt.arg_groups.mamba_hook:_platform_supports_mamba_cache_extra_buffer"
-    kernels, scatter = f"{_LINEAR}.kernels.gdn_triton", "kernels.ops.mamba.mamba_state_scatter_triton"
-    late: tuple[tuple[str, Any], ...] = (
-        (snapshots, lambda: True),
-        ("srt.models.qwen3_next:_is_cpu", False),
-        ("srt.models.qwen3_next:fused_qkvzba_split_reshape_cat", recurrent.fused_qkvzba_split_reshape_cat),
-        (
-            "kernels.ops.elementwise.elementwise:_launch_fused_gate_sigmoid_mul",
-            recurrent.launch_fused_gate_sigmoid_mul,
-        ),
-        (f"{kernels}:chunk_gated_delta_rule", recurrent.chunk_gated_delta_rule),
-        (
-            f"{kernels}:fused_recurrent_gated_delta_rule_packed_decode",
-            recurrent.fused_recurrent_gated_delta_rule_packed_decode,
-        ),
-        (f"{kernels}:fused_sigmoid_gating_delta_rule_update", recurrent.fused_sigmoid_gating_delta_rule_update),
-        (f"{scatter}:fused_mamba_state_scatter_with_mask", recurrent.scatter_states),
-        (f"{scatter}:fused_conv_window_scatter_with_mask", recurrent.scatter_states),
-        (f"{scatter}:_conv_multi_eligible", lambda _: False),
-    )
-    for place, value in late:
+    for place, value in _RECURRENT:
         yield StandIn((place,), _constant(value), needed=False, late=True)
     for place, value in _SEEDED:
         yield StandIn((place,), _constant(value), needed=False)

@@ -46,7 +46,7 @@ from specdebug.verdict.signatures import OUTPUTS
 from specdebug.workers.pool import WorkerPool
 
 FOLDER = Path(__file__).with_suffix("")
-TARGETS = ("sglang==0.5.23", "vllm==0.32.0")
+TARGETS = ("sglang==0.5.23", "vllm==0.32.0", "vllm/v2==0.32.0")
 CAUGHT, NAMED = 52 / 60, 45 / 60
 ROUNDS = (
     ("cold", "alone", "order", "again", "interrupted", "retracted"),
@@ -250,10 +250,11 @@ def of_target(named: str, only: Sequence[int], scenarios: Sequence[str], keep: P
     """What comes of the bugs of a release. Raises SpecDebugError."""
     target = parse_target(named)
     assert isinstance(target, ReleasedEngine)
-    library, package = Library((FOLDER,)), named.partition("=")[0]
+    library, (package, _, runner) = Library((FOLDER,)), named.partition("=")[0].partition("/")
     engine: Any = find_target(target)
     code = Code(package, source_of(engine.installed()).folder, ("**/*.py",))
     toggles = [each for each in library.all_toggles(target) if each.path.parent.parent == FOLDER]
+    toggles = [each for each in toggles if ("V2" in (each.family or "")) == (runner == "v2")]
     toggles = [each for each in toggles if not only or each.pr in only]
     every = [(Bug.of(each, code, target.named.version or ""), _model(each.url)) for each in toggles]
     bugs = [(bug, model) for bug, model in every if bug is not None]
@@ -273,8 +274,8 @@ def of_target(named: str, only: Sequence[int], scenarios: Sequence[str], keep: P
         sound.sort(key=lambda each: each.cost)
         for each in loud:
             print(f"left out: {each.name}: {each.why}", file=sys.stderr)
-        planting = Planting(warm, Path(folder), None if keep is None else keep / f"{package}-runs.jsonl")
-        runs = Runs(pool, library, target, chosen, None if keep is None else keep / package)
+        planting = Planting(warm, Path(folder), None if keep is None else keep / f"{package}{runner}-runs.jsonl")
+        runs = Runs(pool, library, target, chosen, None if keep is None else keep / f"{package}{runner}")
         return [judge(bug, model, planting, runs, sound) for bug, model in bugs]
 
 
@@ -306,7 +307,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help="files, names, folders; else scenarios/twins")
     parser.add_argument("--only", type=int, action="append", help="numbers of bugs; all, if none is")
-    parser.add_argument("--target", action="append", help=f"{' and '.join(TARGETS)}, if none is")
+    parser.add_argument("--target", action="append", help=f"{', '.join(TARGETS)}, if none is")
     parser.add_argument("--keep", type=Path, help="folder of runs, which are added to and not run again")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the answer there, too")
     chosen = parser.parse_args(arguments)

@@ -227,6 +227,24 @@ class Stepped(Event):
     retracted: tuple[str, ...] = ()
 
 
+class RanksBegin(Event):
+    """The ranks of a session are about to begin a step together."""
+
+    step: int
+
+
+class RankStepped(Event, eq=False):
+    """A rank's part in a step is over. ``alike``: the ranks that do the same as it, itself included. ``facts``: what they
+    must agree in, in order, each what it is of and a tensor or plain data. ``collectives``: those that it entered
+    (``targets/ranks/collectives.py``)."""
+
+    step: int
+    rank: int
+    alike: tuple[int, ...]
+    facts: Sequence[tuple[str, Any]]
+    collectives: Sequence[Any]
+
+
 class AfterStep(Event):
     """What a step left behind can be looked at. ``failed``: by an exception. ``last``: nothing follows, so wait for
     what is on its way."""

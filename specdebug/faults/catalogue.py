@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from specdebug.base.attention_plans import PLANS
 from specdebug.engine.sites import held_at
-from specdebug.faults.acts import memory, tensors, timing  # noqa: F401  (each enters its classes)
+from specdebug.faults.acts import memory, ranks, tensors, timing  # noqa: F401  (each enters its classes)
 from specdebug.faults.model import NEEDS, Fault, FaultClass, Need, registered
 
 if TYPE_CHECKING:
     from specdebug.engine.config import EngineConfig
 
-FAMILIES = ("kv", "tensors", "anywhere", "rows", "books", "streams", "lifecycle", "process")
+FAMILIES = ("kv", "tensors", "anywhere", "rows", "books", "streams", "lifecycle", "process", "ranks")
 
 CLASSES: dict[str, FaultClass] = dict(sorted(registered.items(), key=lambda entry: FAMILIES.index(entry[1].family)))
 
@@ -28,19 +28,22 @@ HAS: dict[Need, Callable[[EngineConfig], bool]] = {
     "guards": lambda config: config.memory.guards,
     "ragged": lambda config: "ragged" in PLANS[config.attention_backend].metadata,
     "radix": lambda config: config.radix_cache,
+    "ranks": lambda config: False,  # ours has one
 }
 
 
-def lacking(kind: FaultClass, config: EngineConfig) -> Need | None:
-    """Return the first need of a class that an engine of this configuration does not meet."""
-    return next((need for need in kind.needs if not HAS[need](config)), None)
+def lacking(kind: FaultClass, config: EngineConfig, ranks: int = 1) -> Need | None:
+    """Return the first need of a class that an engine of this configuration does not meet, on so many ranks."""
+    return next((need for need in kind.needs if not (HAS[need](config) or (need == "ranks" and ranks > 1))), None)
 
 
-def check_fit(fault: Fault, config: EngineConfig, who: str) -> None:
+def check_fit(fault: Fault, config: EngineConfig, who: str, ranks: int = 1) -> None:
     """Raise ContentError at the fault's place (BadFault for one of the command line) when it cannot act.
-    ``who`` has the engine, such as ``arm 'fixed'``."""
+    ``who`` has the engine, such as ``arm 'fixed'``, on so many ``ranks``."""
     kind = CLASSES[fault.name]
-    if (need := lacking(kind, config)) is not None:
+    if fault.rank is not None and fault.rank >= ranks:
+        raise fault.error(f"{who} has no rank {fault.rank}; its ranks are 0 to {ranks - 1}")
+    if (need := lacking(kind, config, ranks)) is not None:
         raise fault.error(f"it needs {NEEDS[need]}, which {who} does not have")
     site = fault.site or next(iter(kind.sites), "")
     if config.speculative is not None and config.speculative.drafting not in held_at(site).drafted_by:

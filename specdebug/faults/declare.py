@@ -12,9 +12,9 @@ from specdebug.base.yamlio import one_line, parse_yaml
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.model import BadFault, Fault, FaultClass, Steps
 
-BOUNDS = {"step": (1, 10**9), "row": (0, 511), "times": (1, 10**6), "seed": (0, 2**63 - 1)}
+BOUNDS = {"step": (1, 10**9), "row": (0, 511), "rank": (0, 63), "times": (1, 10**6), "seed": (0, 2**63 - 1)}
 """Inclusive bounds of whole numbers."""
-KEYS = ("fault", "step", "request", "row", "site", "probability", "times", "seed")
+KEYS = ("fault", "step", "request", "row", "rank", "site", "probability", "times", "seed")
 
 
 def read_fault(item: Item) -> Fault:
@@ -34,6 +34,7 @@ def read_fault(item: Item) -> Fault:
         step=gather.read(addressed, "step", _steps, None),
         request=gather.read(addressed, "request", Item.text, None),
         row=gather.read(addressed, "row", lambda each: _whole(each, "row"), None),
+        rank=gather.read(addressed, "rank", lambda each: _whole(each, "rank"), None),
         site=gather.read(addressed, "site", lambda each: each.text(choices=kind.sites), None),
         probability=gather.read(addressed, "probability", _probability, 1.0),
         times=gather.read(addressed, "times", lambda each: _whole(each, "times"), 1),

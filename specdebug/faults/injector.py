@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from specdebug import async_probe
-from specdebug.events import BatchBegan, BatchEnded, Event, StepBegan, StepOver
+from specdebug.events import BatchBegan, BatchEnded, Event, RanksBegin, StepBegan, StepOver
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.model import Call, Fault, FaultClass, Injection, NotHere, Point, Shot
 
@@ -73,7 +73,7 @@ class _Armed:
 class Injector:
     """Faults around one engine, which it observes. ``draw`` gives a seeded generator for a name."""
 
-    hears = (StepBegan, StepOver, BatchBegan, BatchEnded)
+    hears = (RanksBegin, StepBegan, StepOver, BatchBegan, BatchEnded)
 
     faults: Sequence[Fault]
     seed: int
@@ -133,6 +133,9 @@ class Injector:
 
     def on(self, event: Event) -> None:
         match event:
+            case RanksBegin(step):
+                self._step = step
+                self._offer("ranks", self._view.running)
             case StepBegan(step):
                 self._step = step
                 self._offer("before", self._view.running)

@@ -18,13 +18,16 @@ if TYPE_CHECKING:
     from specdebug.engine.inspect import EngineView
     from specdebug.engine.textbook.request import Request
 
-Point = Literal["before", "after", "site", "lengths", "readback", "move", "free", "attach", "release"]
-"""When a class can act: before or after a step, when a site is reached, or when the engine calls what is wrapped."""
+Point = Literal["before", "after", "ranks", "site", "lengths", "readback", "move", "free", "attach", "release"]
+"""When a class can act: before or after a step, before the ranks of a session begin one, when a site is reached, or when
+the engine calls what is wrapped."""
 
 Effect = Literal["corrupts", "benign", "kills"]
 """The consequence in a sound engine: damage that must be seen, nothing, or the worker's end."""
 
-Need = Literal["speculative", "tree", "weighed", "draft_kv", "reserve", "pages", "graphs", "guards", "ragged", "radix"]
+Need = Literal[
+    "speculative", "tree", "weighed", "draft_kv", "reserve", "pages", "graphs", "guards", "ragged", "radix", "ranks"
+]
 """A property that an engine must have for a class to act; see :data:`NEEDS`."""
 
 NEEDS: Mapping[Need, str] = {
@@ -38,6 +41,7 @@ NEEDS: Mapping[Need, str] = {
     "guards": "memory.guards",
     "ragged": f"the {' or '.join(plan.name for plan in SHIPPED if 'ragged' in plan.metadata)} plan",
     "radix": "the radix cache",
+    "ranks": "several ranks (engine.tp above 1)",
 }
 
 
@@ -56,7 +60,7 @@ class BadFault(SpecDebugError):
 class Fault:
     """One fault as declared. None: the place, step or request that comes first.
 
-    ``row``: place of the request in its batch. ``probability``: of each opportunity. ``times``: injections at most.
+    ``row``: place of the request in its batch. ``rank``: by default the last. ``probability``: of each opportunity. ``times``: injections at most.
     ``seed``: of what is drawn for it, by default the run's.
     """
 
@@ -64,6 +68,7 @@ class Fault:
     step: Steps | None = None
     request: str | None = None
     row: int | None = None
+    rank: int | None = None
     site: str | None = None
     probability: float = 1.0
     times: int = 1
@@ -118,7 +123,7 @@ class FaultClass:
     def keys(self) -> tuple[str, ...]:
         """Every key a declaration of this class may have."""
         own = (*self.addressed_by, *(("site",) if self.sites else ()))
-        return (*(key for key in ("request", "row", "site") if key in own), *ALWAYS)
+        return (*(key for key in ("request", "row", "rank", "site") if key in own), *ALWAYS)
 
     @property
     def captured_sites(self) -> tuple[str, ...]:

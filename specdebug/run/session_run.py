@@ -55,7 +55,7 @@ def violation_of(error: BaseException, step: int) -> Violation:
     detail = f"{type(error).__name__}: {text}" if text else type(error).__name__
     sites = _engine_sites(error.__traceback__)
     if isinstance(error, SessionFailed):
-        return Violation(error.kind, error.site, step, text)
+        return Violation(error.kind, error.site, step, text, data=dict(error.data))
     probe = parse_message(str(error))
     if probe is not None:
         return Violation(probe.kind, probe.site, step, probe.message(), count=probe.count or 1)
@@ -173,7 +173,7 @@ class SessionRun(ABC):
             self._tell_end(hits())
             if self._session is not None:
                 self._session.close(not self._sink.violated)
-        spent = round(time.process_time(), 4)
+        spent = round(time.process_time() + _of_children(), 4)
         self._sink.emit("done", stages_s=self._stages, peak_rss_mb=_peak_rss_mb(), processor_s=spent, warm=self._warm)
         if self._lost:  # everything is reported: end here, while the engine still holds what it had on the device
             if self._coredump is not None:
@@ -338,6 +338,12 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
     while current is not None:
         yield current
         current = current.__cause__ or current.__context__
+
+
+def _of_children() -> float:
+    """Processor time of this process's children that have ended: other ranks, compilers."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _peak_rss_mb() -> float:

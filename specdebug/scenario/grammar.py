@@ -334,6 +334,9 @@ class OracleSpec(Part):
     server: Annotated[
         bool, FLAG, "of a server: it stays alive, what it counts adds up, and its log names no failure"
     ] = True
+    ranks: Annotated[
+        bool, FLAG, "ranks that do the same agree in batches, tokens, sites and the collectives that they enter"
+    ] = True
     pools: Annotated[
         bool, FLAG, "slots and rows have one owner each; locks count holders; what is cached is used and kept"
     ] = True

@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from specdebug.base.abilities import INSIDE, Ability
 from specdebug.base.errors import InvalidOption
+from specdebug.targets.ranks.layout import KEYS as RANKS
+from specdebug.targets.ranks.layout import Layout
 
 _DRAFTS: frozenset[Ability] = INSIDE - {"pools"}
 _STEPS, _TOPK = "speculative_num_steps", "speculative_eagle_topk"
@@ -59,6 +61,7 @@ class Repertoire:
         adapting: algorithms whose chains may adapt their lengths.
         refused: names that it has and that cannot be run, and why.
         kv_dtypes: types that keys and values may be stored in.
+        ranks: it is run on several of them, too.
     """
 
     engine: str
@@ -67,6 +70,7 @@ class Repertoire:
     adapting: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
     kv_dtypes: tuple[str, ...] = ()
+    ranks: bool = False
 
     def named(self, options: Mapping[str, Any]) -> tuple[str | None, ForeignAlgorithm | None, bool]:
         """The algorithm that options name, what it is if it is a foreign one, and if lengths are to adapt."""
@@ -96,7 +100,9 @@ class Repertoire:
             known = ", ".join(self.kv_dtypes)
             why = f"must be one of {known}" if known else f"only SGLang stores KV so; give --target {SGLANG.release}"
             raise InvalidOption(why, (KV_DTYPE,))
-        options = {key: value for key, value in options.items() if key != KV_DTYPE}
+        if Layout.read(options).world > 1 and not self.ranks:
+            raise InvalidOption(f"only SGLang is run on several ranks; give --target {SGLANG.release}", (RANKS[0],))
+        options = {key: value for key, value in options.items() if key not in (KV_DTYPE, *RANKS)}
         if foreign is None and not adapts:
             return options
         spec = {key: value for key, value in options["speculative"].items() if key != ADAPTIVE}
@@ -152,6 +158,7 @@ SGLANG = Repertoire(
     },
     adapting=("EAGLE", "EAGLE3", "NEXTN"),
     kv_dtypes=("fp8_e5m2", "fp8_e4m3"),
+    ranks=True,
 )
 VLLM = Repertoire(
     "vLLM",

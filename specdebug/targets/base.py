@@ -19,6 +19,7 @@ from specdebug.targets.requests import Lost, RequestView, Sampling
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from specdebug.async_probe import ProbeFinding
     from specdebug.engine.memory.arena import GuardViolation
     from specdebug.kernel_memory.finding import KernelRule
     from specdebug.patching import Patch
@@ -61,6 +62,7 @@ class Asked:
         exact: sampled tokens have the target's odds; thresholds of acceptance below 1 give drafts more.
         dense: the checkpoint is here, so that the dense reference can judge.
         quantised: keys and values are stored in another type, so that no reference is a model of what is served.
+        ranks: processes that compute together.
         server: it is reached over a network.
         probed: it has the arm's probes live itself, and tells what they find.
         context_length: tokens of prompt and output to which requests are cut, for a server that declines longer ones.
@@ -82,6 +84,7 @@ class Asked:
     exact: bool = True
     dense: bool = True
     quantised: bool = False
+    ranks: int = 1
     server: bool = False
     probed: bool = False
     context_length: int | None = None
@@ -255,6 +258,10 @@ class Session(ABC):
     def check_pools(self) -> Sequence[str]:
         """Violated conservation laws of the memory pools, each ``law: what``."""
         raise self._hidden("pools")
+
+    def findings(self) -> Sequence[tuple[int, ProbeFinding]]:
+        """Those of probes in other processes since this was last asked, each with the rank."""
+        return ()
 
     def check_guards(self) -> Sequence[GuardViolation]:
         """Guard regions damaged since the last call."""

@@ -21,6 +21,8 @@ from specdebug.faults.catalogue import check_fit, lacking
 from specdebug.faults.model import Fault, FaultClass, Need
 from specdebug.targets.algorithms import ADAPTIVE, KV_DTYPE, NONE, SGLANG, VLLM, Repertoire
 from specdebug.targets.base import Asked
+from specdebug.targets.ranks.layout import BALANCES, MOST, Layout
+from specdebug.targets.ranks.layout import KEYS as RANKS
 from specdebug.targets.settings import ReleasedEngine, TargetChoice, parse_target
 
 T = TypeVar("T")
@@ -216,7 +218,7 @@ class TargetOptions:
             plain["speculative"] |= {"algorithm": name, "draft_model": self._draft_of(options, config)}
         if adapts:
             plain["speculative"][ADAPTIVE] = options["speculative"][ADAPTIVE]
-        return plain | ({KV_DTYPE: options[KV_DTYPE]} if KV_DTYPE in options else {})
+        return plain | {key: options[key] for key in (KV_DTYPE, *RANKS) if key in options}
 
     def _draft_of(self, options: Options, config: EngineConfig) -> str | None:
         """The draft's checkpoint; None where there is none."""
@@ -244,6 +246,7 @@ class TargetOptions:
             zero_fill=spec is not None and spec.draft_kv_on_hit == "zero_fill",
             guards=config.memory.guards,
             graphs=config.cuda_graph.batch_sizes if config.cuda_graph.enabled else (),
+            ranks=Layout.read(options).world,
             exact=spec is None or spec.threshold_single == spec.threshold_acc == 1,
         )
 
@@ -295,12 +298,12 @@ class TargetOptions:
 
     def lacking(self, options: Options, kind: FaultClass) -> Need | None:
         """The first need of a class of faults that an engine of these options does not meet."""
-        return lacking(kind, self.read(options))
+        return lacking(kind, self.read(options), Layout.read(options).world)
 
     def check_fault(self, options: Options, fault: Fault, who: str) -> None:
         """Raise ContentError at the fault's place (BadFault for one of the command line) where it cannot act. ``who``
         has the engine, such as ``arm 'fixed'``."""
-        check_fit(fault, self.read(options), who)
+        check_fit(fault, self.read(options), who, Layout.read(options).world)
 
     def numbers(self, options: Options) -> Iterator[tuple[Place, int, int]]:
         """The numbers that may be made smaller: place, value, and the least that it may ever be."""
@@ -371,7 +374,15 @@ class TargetOptions:
         }
         spec[ADAPTIVE] = {"type": "boolean", "description": "SGLang chooses its number of steps while it serves"}
         stored = {"enum": [*SGLANG.kv_dtypes], "description": "SGLang stores keys and values in this type"}
-        return schema | {"properties": schema["properties"] | {KV_DTYPE: stored}}
+        count = {"type": "integer", "minimum": 1, "maximum": MOST}
+        ranks = {
+            "tp": count | {"description": "ranks that share each layer"},
+            "pp": count | {"description": "stages, each of some layers"},
+            "dp": count | {"description": "parts of the ranks that attend to requests of their own"},
+            "dp_attention": {"type": "boolean", "description": "attention is by these parts"},
+            "dp_balance": {"enum": [*BALANCES], "description": "which part gets a request"},
+        }
+        return schema | {"properties": schema["properties"] | {KV_DTYPE: stored} | ranks}
 
 
 OURS = TargetOptions(SPACES["embedded"])

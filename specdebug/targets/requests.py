@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol, cast
 
 from specdebug.base.errors import SpecDebugError
@@ -79,12 +80,14 @@ class CannotBeServed(SpecDebugError):
 
 
 class SessionFailed(Exception):
-    """A session's engine has failed, and how: the run ends in this violation. Nothing that its user could mend."""
+    """A session's engine has failed, and how: the run ends in this violation, with this data. Nothing that its user
+    could mend."""
 
-    def __init__(self, message: str, site: str, kind: str = "error") -> None:
+    def __init__(
+        self, message: str, site: str, kind: str = "error", data: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
         super().__init__(message)
-        self.site = site
-        self.kind = kind
+        self.site, self.kind, self.data = site, kind, data
 
 
 class NotShown(Exception):

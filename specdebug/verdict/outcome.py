@@ -26,6 +26,7 @@ _ORDER = (
     ("guard",),  # read after the step, but whatever ran over a guard did so before the step used what it hit
     (*async_probe.KINDS, "unwritten", "stale"),
     ("assert", "illegal-address", "launch-failure", "error"),
+    ("ranks",),  # they part before what they compute does
     ("pools",),
     ("graphs",),  # which forward ran comes before what it computed
     ("mismatch",),

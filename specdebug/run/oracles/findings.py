@@ -42,8 +42,10 @@ class ProbesOracle(Oracle):
             for seen in kernel_memory.poll():  # first: an index that is no good was read or written by a kernel before
                 self.bench.report(Violation(seen.kind, seen.site, event.step, seen.message(), seen.count))
             findings = async_probe.drain() if event.failed or event.last else async_probe.poll()
-        for found in findings:
+        elsewhere = [] if isinstance(event, DeviceLost) else self.bench.session.findings()
+        for rank, found in (*((None, each) for each in findings), *elsewhere):
             data = {"index": found.index, "value": found.value, "bound": found.bound}
+            data |= {} if rank is None else {"rank": rank}
             # A device's findings may arrive some steps after the one that they were made in.
             made_in, count = found.step or event.step, found.count or 1
             self.bench.report(Violation(found.kind, found.site, made_in, found.message(), count, data))

@@ -11,6 +11,7 @@ OURS = (
     "findings:ProbesOracle",
     "server:ServerFindings",
     "findings:PoolsOracle",
+    "ranks:RanksOracle",
     "graphs:Graphs",
     "kv:DraftKV",
     "verified:VerifiedLogits",

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from specdebug import async_probe
 from specdebug.targets.base import OverThere
 from specdebug.targets.inside.guard import EngineLook, tell_lost, wrap_all
-from specdebug.targets.sglang.flags import NATIVE_MOVES, STATES
+from specdebug.targets.ranks.layout import Layout
+from specdebug.targets.sglang.flags import NATIVE_MOVES
 from specdebug.targets.sglang.inside.blocks import BLOCKS, BlockProbes
 from specdebug.targets.sglang.inside.memory import KERNEL_MEMORY, watch_kernels
 from specdebug.targets.sglang.inside.probes import PROBES, probe
-from specdebug.targets.sglang.inside.scheduler import RELEASE, RUN, TAKE, make_scheduler
+from specdebug.targets.sglang.inside.scheduler import RELEASE, RUN, TAKE, Start, make_scheduler
 from specdebug.targets.sglang.inside.seats import in_sglang
 from specdebug.targets.sglang.inside.stages import LOOKS, StageLook, look
 from specdebug.targets.sglang.inside.stand_ins import import_for_cpu, replace_recurrent, without_a_gpu
@@ -41,21 +42,22 @@ def import_engine(*, cpu: bool) -> None:
         in_sglang("srt.managers.scheduler")
 
 
-def build(words: Sequence[str], there: OverThere, *, cpu: bool, looks: bool) -> Built:
-    """Build one by its command line. ``looks``: its stages are looked at. Raises NoSeat, and what SGLang raises."""
+def build(start: Start, layout: Layout, rank: int, there: OverThere, *, cpu: bool, looks: bool, states: bool) -> Built:
+    """Build that of a rank. ``looks``: its stages are looked at; ``states``: the model keeps recurrent states. Raises
+    NoSeat, and what SGLang raises."""
     if cpu:
         if not there.kernels:
             os.environ.update(NATIVE_MOVES)
         else:
             attempt(KERNEL_MEMORY, lambda: watch_kernels(there.kernels))
-        if STATES[0] in words:
+        if states:
             replace_recurrent()
     attempt(PROBES, probe)
     taps: dict[str, Callable[..., Any]] = {}
     seats = {"run_batch": RUN, "process_batch_result": TAKE, "release": RELEASE}
     wrap_all([(*seat.find(), _tap(taps, name)) for name, seat in seats.items()], EngineLook("batches"))
     seen = attempt(LOOKS, look) if looks else None
-    scheduler = make_scheduler(words)
+    scheduler = make_scheduler(start, layout, rank)
     attempt(BLOCKS, lambda: wrap_all(BlockProbes().taps(), EngineLook(BLOCKS)))
     async_probe.drain()  # what captures said of buffers that held nothing
     return Built(scheduler, seen, tuple(without_a_gpu()) if cpu else (), taps)

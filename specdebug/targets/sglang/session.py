@@ -48,13 +48,14 @@ from specdebug.targets.requests import (
 from specdebug.targets.sglang.build import Built, attempt
 from specdebug.targets.sglang.inside.faults import SeenEngine, SeenRequest
 from specdebug.targets.sglang.inside.grammars import attempt_grammars
-from specdebug.targets.sglang.inside.scheduler import RECEIVE, SEND, booked, held, violated
+from specdebug.targets.sglang.inside.scheduler import PULL, RECEIVE, SEND, booked, held, violated
 from specdebug.targets.sglang.inside.seats import RETRACT, in_sglang
 from specdebug.targets.sglang.inside.stages import RECORDING, DraftRows, StageSites, kv_of, other_part, record
 
 if TYPE_CHECKING:
     from specdebug.engine.config import SpeculativeConfig
 
+_LOOK_S = 0.05
 _FLUSH_STEPS = 8
 """Steps in which a scheduler without requests must have taken all results that it waits for."""
 
@@ -64,16 +65,18 @@ class _Ended(BaseException):
 
 
 class _Stepper:
-    """Runs the scheduler's own loop in a thread, one iteration at a time; between two, that thread waits."""
+    """Runs the scheduler's own loop in a thread, one iteration at a time; between two, that thread waits. ``watch`` is
+    called again and again meanwhile, and may raise. ``leads``: of several ranks, requests arrive at this one."""
 
-    def __init__(self, scheduler: Any) -> None:
+    def __init__(self, scheduler: Any, watch: Callable[[], None] | None, *, leads: bool) -> None:
         self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
+        self._watch = watch
         self._arriving: Sequence[Any] = ()
         self._failure: BaseException | None = None
         self._begun = self._over = False
         self._thread = threading.Thread(target=self._run, args=(scheduler,), name="scheduler", daemon=True)
-        owner, name = RECEIVE.find()
-        setattr(owner, name, lambda *_, **__: self._received())
+        owner, name = (RECEIVE if watch is None else PULL).find()
+        setattr(owner, name, lambda *_, **__: self._received() if leads else self._received() and None)
 
     def step(self, arriving: Sequence[Any]) -> None:
         """One iteration, at whose start these requests arrive. Raises what the scheduler raises."""
@@ -81,7 +84,9 @@ class _Stepper:
             self._thread.start()
         self._arriving = arriving
         self._go.release()
-        self._done.acquire()
+        while not self._done.acquire(timeout=None if self._watch is None else _LOOK_S):
+            assert self._watch is not None  # for the type checker
+            self._watch()
         if self._failure is not None:
             raise self._failure
 
@@ -203,8 +208,12 @@ class SglangSession(Session):
         shows: frozenset[Ability],
         spec: SpeculativeConfig | None,
         opening: Opening,
+        *,
+        watch: Callable[[], None] | None = None,
+        leads: bool = True,
     ) -> None:
-        self.shows, self.asked, self._opening = shows, asked, opening
+        """``watch``, ``leads``: of a scheduler that is one of several ranks (:class:`_Stepper`)."""
+        self.shows, self.asked, self._opening, self._leads = shows, asked, opening, leads
         self._scheduler, self._look, self._spec = built.scheduler, built.look, spec
         self.vocab_size = int(self._scheduler.model_config.vocab_size)
         if type(getattr(self._scheduler, "tree_cache", None)).__name__ == "RadixCache":  # others keep less
@@ -212,7 +221,7 @@ class SglangSession(Session):
         built.taps.update(
             run_batch=self.run_batch, process_batch_result=self.process_batch_result, release=self.release
         )
-        self._stepper = _Stepper(self._scheduler)
+        self._stepper = _Stepper(self._scheduler, watch, leads=leads)
         self._requests: dict[str, SglangRequest] = {}
         self._arriving: list[Any] = []
         self._launched: dict[int, _Launched] = {}
@@ -246,6 +255,10 @@ class SglangSession(Session):
         torch.manual_seed(seed)
 
     def add(self, rid: str, prompt_ids: Sequence[int], sampling: Sampling, *, speculative: bool) -> None:
+        self.arrive(rid, tuple(prompt_ids), self.admitted(rid, prompt_ids, sampling, speculative), speculative)
+
+    def admitted(self, rid: str, prompt_ids: Sequence[int], sampling: Sampling, speculative: bool) -> Sampling:
+        """The sampling of a request as it is served. Raises CannotBeServed."""
         if not speculative and self._spec is not None:
             self._note("this engine cannot leave out drafts for a request; all are served with them")
         limit = None if self.asked is None else self.asked.context_length
@@ -257,9 +270,14 @@ class SglangSession(Session):
         sampling = within_context(prompt_ids, sampling, limit, self._note, "engine")
         if features_of(sampling).grammar and (why := attempt_grammars(self._scheduler)):
             raise CannotBeServed(rid, f"asks for a grammar: {why}")
-        request = SglangRequest(rid, tuple(prompt_ids), sampling, speculative)
+        return sampling
+
+    def arrive(self, rid: str, prompt_ids: tuple[int, ...], sampling: Sampling, speculative: bool) -> None:
+        """Take in a request that was admitted; a rank that does not lead gets it from the one that does."""
+        request = SglangRequest(rid, prompt_ids, sampling, speculative)
         self._requests[rid] = request
-        self._arriving.append(self._tokenized(request))
+        if self._leads:
+            self._arriving.append(self._tokenized(request))
 
     def _note(self, text: str) -> None:
         if text not in self._noted:
@@ -292,7 +310,8 @@ class SglangSession(Session):
 
     def abort(self, rid: str) -> None:
         self._requests[rid].end({"type": "abort"})
-        self._arriving.append(in_sglang("srt.managers.io_struct").AbortReq(rid=rid))
+        if self._leads:
+            self._arriving.append(in_sglang("srt.managers.io_struct").AbortReq(rid=rid))
 
     def advance(self) -> Stepped:
         self._step += 1
@@ -312,6 +331,21 @@ class SglangSession(Session):
             tuple(facts.finished),
             tuple(facts.retracted),
         )
+
+    def fall_behind(self) -> None:
+        """Take in what arrives at the next iteration one iteration later: a rank out of step."""
+        owner, name = RECEIVE.find()
+        receive, kept = getattr(owner, name), list[Any]()
+
+        def late(*args: Any, **named: Any) -> list[Any]:
+            arrived = receive(*args, **named)
+            if kept or not arrived:
+                setattr(owner, name, receive)
+                return [*kept, *arrived]
+            kept.extend(arrived)
+            return []
+
+        setattr(owner, name, late)
 
     def _iterate(self, arriving: Sequence[Any] = ()) -> None:
         try:
@@ -367,14 +401,23 @@ class SglangSession(Session):
 
     def flush_cache(self) -> None:
         """Raises SessionFailed where the scheduler still waits for something although it serves no request."""
-        if not self._step:  # its loop, which makes some of what it looks at, has not begun, and nothing is cached
-            return
-        with torch.inference_mode():
-            for _ in range(_FLUSH_STEPS):
-                if self._scheduler.flush_cache():
-                    return
-                self._iterate()
+        for _ in range(_FLUSH_STEPS):
+            if self.flushed():
+                return
+            self.idle()
         raise SessionFailed("the scheduler serves no request and does not come to rest", "scheduler.flush_cache")
+
+    def flushed(self) -> bool:
+        """Flush the cache, unless the scheduler still waits for something."""
+        if not self._step:  # its loop, which makes some of what it looks at, has not begun, and nothing is cached
+            return True
+        with torch.inference_mode():
+            return bool(self._scheduler.flush_cache())
+
+    def idle(self) -> None:
+        """One iteration in which nothing arrives, which is no step."""
+        with torch.inference_mode():
+            self._iterate()
 
     def check_pools(self) -> Sequence[str]:
         problems, self._problems = self._problems, []

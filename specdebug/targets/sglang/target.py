@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -18,13 +18,14 @@ from specdebug.patching import Patch
 from specdebug.reference.config import is_read
 from specdebug.targets import features
 from specdebug.targets.algorithms import KV_DTYPE, SGLANG, ForeignAlgorithm
-from specdebug.targets.base import Asked, Opening, Traits
+from specdebug.targets.base import Asked, Opening, Session, Traits
 from specdebug.targets.installed import InstalledTarget, config_of, make_import_folder, remade
 from specdebug.targets.installs.fit import added_sites, sites_of, source_of
 from specdebug.targets.installs.release import order, recipes
 from specdebug.targets.installs.store import Installed, StoreError
 from specdebug.targets.launch.process import StartCommand
 from specdebug.targets.options import SGLANGS
+from specdebug.targets.ranks.layout import Layout
 from specdebug.targets.relations import NoTwin, Relation, Twin
 from specdebug.targets.sglang.drafts import block_draft, sglangs_folder
 from specdebug.targets.sglang.faults import SglangFaults
@@ -172,7 +173,7 @@ class SglangTarget(InstalledTarget):
 
     def forks(self, options: Mapping[str, Any]) -> bool:
         _, foreign, _ = SGLANG.named(options)
-        return foreign is None or not foreign.remembers
+        return (foreign is None or not foreign.remembers) and Layout.read(options).world == 1
 
     def notes(self, options: Mapping[str, Any], here: Installed) -> tuple[str, ...]:
         otherwise = self._mapped(options, here)[1]
@@ -196,10 +197,12 @@ class SglangTarget(InstalledTarget):
         path = tuple(filter(None, (here.tree, str(self._site(here)))))
         return Home(here.python, path, tuple(sorted(own.items())), preload)
 
-    def open(self, options: Mapping[str, Any], seed: int, opening: Opening) -> SglangSession:
+    def open(self, options: Mapping[str, Any], seed: int, opening: Opening) -> Session:
         from specdebug.targets.inside.failure import importing
         from specdebug.targets.inside.guard import LOST
         from specdebug.targets.sglang.build import build, import_engine
+        from specdebug.targets.sglang.inside.scheduler import Start
+        from specdebug.targets.sglang.ranked import bind_threads, open_ranked
         from specdebug.targets.sglang.session import SglangSession
 
         here, asked = self.begun(options, opening)
@@ -210,16 +213,33 @@ class SglangTarget(InstalledTarget):
         os.environ.setdefault(CONVOLVED, asked.dtype)
         hidden = SGLANG.hidden_by(options) | (frozenset() if asked.dense else BY_DENSE)
         shows = (SHOWS - INSIDE | frozenset(there.shows)) - hidden
+        cpu, layout, speculative = asked.device == "cpu", Layout.read(options), SGLANGS.read(options).speculative
+        several = layout.world > 1
+
+        def make(rank: int, watch: Callable[[], None] | None) -> SglangSession:
+            looks, states = bool(LOOKING & shows), STATES[0] in words
+            built = build(start, layout, rank, there, cpu=cpu, looks=looks, states=states)
+            if built.not_engine_code and not rank:
+                opening.say("not_engine_code", parts=list(built.not_engine_code))
+            leads = layout.leads(rank)
+            return SglangSession(built, asked, shows, speculative, opening, watch=watch, leads=leads)
+
         try:
-            built = build(words, there, cpu=asked.device == "cpu", looks=bool(LOOKING & shows))
+            if cpu and several:
+                bind_threads(layout)
+            start = Start.of(words, apart=several)
+            session: Session = open_ranked(layout, self._heads(options), make, opening) if several else make(0, None)
         except Exception:
             for lost in dict.fromkeys(LOST):  # a stand-in that refused judges nothing, whatever SGLang made of that
                 opening.say("lost", text=str(lost), stand_in=lost.stand_in)
             raise
         opening.busy.said("")
-        if built.not_engine_code:
-            opening.say("not_engine_code", parts=list(built.not_engine_code))
-        return SglangSession(built, asked, shows, SGLANGS.read(options).speculative, opening)
+        return session
+
+    def _heads(self, options: Mapping[str, Any]) -> int:
+        """Heads of keys and values of the model."""
+        config = config_of(checkpoint_path(SGLANGS.read(options).model))
+        return int(config.get("num_key_value_heads") or config.get("num_attention_heads", 1))
 
     def command(self, options: Mapping[str, Any]) -> StartCommand:
         """How its own server is started with these options, with the stand-ins of a CPU. Raises StoreError where the

@@ -6,7 +6,9 @@ the radix tree, or a request's own; rows of ``req_to_token``; and how many reque
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+import tempfile
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdebug.targets.ranks.layout import Layout
 from specdebug.targets.sglang.inside.seats import Seat, in_sglang
 from specdebug.targets.sglang.inside.windows import MAP, full_pool, violated_states, violated_windows
 
@@ -56,24 +59,51 @@ RECEIVE = Seat(
     "the requests that arrive",
     ("srt.managers.scheduler_components.request_receiver:SchedulerRequestReceiver.recv_requests",),
 )
+PULL = Seat(
+    "the requests that arrive at a rank",
+    ("srt.managers.scheduler_components.request_receiver:SchedulerRequestReceiver._pull_raw_reqs",),
+)
+"""Before a server's ranks pass them on to each other."""
 SEND = Seat("what is streamed", ("srt.managers.scheduler_components.output_sender:SenderWrapper.send_output",))
 RELEASE = Seat("the ends of requests", ("srt.managers.scheduler_components.batch_result_processor:release_kv_cache",))
 
 
-def make_scheduler(words: Sequence[str]) -> Any:
-    """A scheduler of one rank by its command line. Raises what SGLang raises."""
+@dataclass(frozen=True)
+class Start:
+    """SGLang's own arguments and ports, which all ranks of a server have."""
+
+    args: Any
+    ports: Any
+
+    @classmethod
+    def of(cls, words: Sequence[str], *, apart: bool = False) -> Start:
+        """Those of a command line. ``apart``: each rank is to listen by itself. Raises what SGLang raises."""
+        arguments = in_sglang("srt.server_args")
+        args = arguments.prepare_server_args([*words])
+        ports = arguments.PortArgs.init_new(args)
+        return cls(args, _apart(ports) if apart else ports)
+
+
+def _apart(ports: Any) -> Any:
+    """The ports of one rank: sockets of files of its own, but what ranks find each other by."""
+    own = {name: f"ipc://{tempfile.mktemp(prefix='specdebug-')}" for name in vars(ports) if name.endswith("_ipc_name")}
+    own = {name: path for name, path in own.items() if getattr(ports, name) is not None}
+    return dataclasses.replace(ports, **own)
+
+
+def make_scheduler(start: Start, layout: Layout, rank: int = 0) -> Any:
+    """A scheduler of one rank. Raises what SGLang raises."""
     own = in_sglang("srt.managers.scheduler")
-    arguments = in_sglang("srt.server_args")
-    args = arguments.prepare_server_args([*words])
-    ports = arguments.PortArgs.init_new(args)
+    part = layout.part(rank) if layout.dp > 1 else None
+    ports = _apart(start.ports) if rank else start.ports
     if not hasattr(own, "SpawnRanks"):  # up to some release after 0.5.18 ranks are told one by one
         if hasattr(own, "publish"):
-            own.publish(args, role="scheduler")
-        ranks = {"gpu_id": 0, "dp_rank": None}
+            own.publish(start.args, role="scheduler")
+        ranks = {"gpu_id": rank, "tp_rank": rank % layout.tp, "pp_rank": layout.stage(rank), "dp_rank": part}
         more = [*inspect.signature(own.Scheduler).parameters][2:]
-        return own.Scheduler(args, ports, *(ranks.get(name, 0) for name in more))
-    own.publish(args, role="scheduler", ranks=own.SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
-    return own.Scheduler(args, ports)
+        return own.Scheduler(start.args, ports, *(ranks.get(name, 0) for name in more))
+    own.publish(start.args, role="scheduler", ranks=own.SpawnRanks(world_rank=rank, dp_rank=part, gpu_id=rank))
+    return own.Scheduler(start.args, ports)
 
 
 @dataclass(frozen=True)

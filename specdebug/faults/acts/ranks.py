@@ -1,0 +1,62 @@
+"""Damage of ranks: a process of several that dies, stands still or comes late, and collectives that one of them enters
+otherwise than the others do. ``shot.view.ranks`` has the ranks (``targets/sglang/ranked.py``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specdebug.faults.model import NotHere, Shot, fault_class
+
+_NEEDS: dict[str, Any] = {"needs": ("ranks",), "addressed_by": ("rank",)}
+
+
+def _tamper(shot: Shot, how: str, after: str) -> None:
+    """Have a rank do this at its next collective of a model's forward."""
+    ranks: Any = shot.view.ranks  # type: ignore[attr-defined]  # our own engine has one
+    rank = ranks.world - 1 if shot.fault.rank is None else shot.fault.rank
+    ranks.tamper(rank, how)
+    shot.note(f"rank {rank}", (), "in step", after)
+
+
+@fault_class("ranks", "ranks", "kills", **_NEEDS)
+def rank_dead(shot: Shot) -> None:
+    """A rank gets SIGKILL as it enters a collective."""
+    _tamper(shot, "dead", "SIGKILL")
+
+
+@fault_class("ranks", "ranks", "kills", **_NEEDS)
+def rank_hangs(shot: Shot) -> None:
+    """A rank never enters its next collective."""
+    _tamper(shot, "hangs", "asleep")
+
+
+@fault_class("ranks", "ranks", "benign", **_NEEDS)
+def rank_late(shot: Shot) -> None:
+    """A rank enters a collective a second after the others."""
+    _tamper(shot, "late", "a second late")
+
+
+@fault_class("ranks", "ranks", "corrupts", **_NEEDS)
+def rank_behind(shot: Shot) -> None:
+    """A rank takes in the requests of a step one step later."""
+    if not shot.view.ranks.arriving:  # type: ignore[attr-defined]
+        raise NotHere("no request arrives in that step")
+    _tamper(shot, "behind", "one step behind")
+
+
+@fault_class("ranks", "ranks", "corrupts", **_NEEDS)
+def collective_skipped(shot: Shot) -> None:
+    """A rank goes on without a collective that the others enter."""
+    _tamper(shot, "skip", "skips one")
+
+
+@fault_class("ranks", "ranks", "corrupts", **_NEEDS)
+def collective_twice(shot: Shot) -> None:
+    """A rank enters a collective twice."""
+    _tamper(shot, "twice", "enters one twice")
+
+
+@fault_class("ranks", "ranks", "corrupts", **_NEEDS)
+def collective_shape(shot: Shot) -> None:
+    """A rank enters a collective with half of the elements."""
+    _tamper(shot, "shape", "half of the elements")

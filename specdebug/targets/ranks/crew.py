@@ -1,0 +1,238 @@
+"""The other ranks of a session: processes that are forked from the worker before its engine is built, one a rank, each
+with a channel to it. None outlives the worker, and one that dies or stands still is named with what it waits in."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any, NoReturn
+
+from specdebug.targets.ranks.collectives import Board
+from specdebug.targets.requests import SessionFailed
+
+PATIENCE_S = 20.0
+"""Seconds without any rank's entering a collective, or answering, after which ranks count as hanging."""
+_GRACE_S = 2.0
+"""Seconds to wait for other ranks' own words once one rank has failed: a rank that dies shows first in those that it
+leaves waiting."""
+_LOOK_S = 0.05
+
+
+@dataclass
+class Rank:
+    """Another rank's process."""
+
+    number: int
+    pid: int
+    channel: Connection
+    status: int | None = None
+
+    @property
+    def gone(self) -> bool:
+        """Return True if it has ended."""
+        if self.status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.status = os.waitstatus_to_exitcode(status)
+        return self.status is not None
+
+
+class RankFailed(SessionFailed):
+    """A rank has failed. ``data``: its number, and what each rank was in."""
+
+    def __init__(self, message: str, site: str, kind: str, rank: int, ranks: Sequence[str]) -> None:
+        super().__init__(message, site, kind, {"rank": rank, "ranks": list(ranks)})
+
+
+class Crew:
+    """The ranks 1 and up of ``board``; this process is rank 0."""
+
+    def __init__(self, board: Board, main: Callable[[int, Connection], None], patience_s: float = PATIENCE_S) -> None:
+        """Fork them: each calls ``main`` with its number and its end of the channel, and ends when that returns."""
+        self.board, self._patience_s = board, patience_s
+        self._ranks: list[Rank] = []
+        for number in range(1, board.world):
+            self._fork(number, main)
+        self._still()
+
+    @property
+    def numbers(self) -> list[int]:
+        """The ranks, without this process."""
+        return [each.number for each in self._ranks]
+
+    def send(self, number: int, message: Any) -> None:
+        """Tell a rank something; one that is gone shows when it is waited for."""
+        with contextlib.suppress(OSError):
+            tell(self._ranks[number - 1].channel, message)
+
+    def receive(self) -> dict[int, Any]:
+        """One message of each rank. Raises RankFailed for one that says that it has failed, died, or hangs."""
+        messages: dict[int, Any] = {}
+        while len(messages) < len(self._ranks):
+            silent = [each for each in self._ranks if each.number not in messages]
+            for channel in wait([each.channel for each in silent], _LOOK_S):
+                rank = next(each for each in silent if each.channel is channel)
+                if (message := self._heard(rank)) is not None:
+                    messages[rank.number] = message
+                    self._still()
+            self.watch([each.number for each in silent if each.number not in messages])
+        return messages
+
+    def watch(self, among: Sequence[int] | None = None) -> None:
+        """Raise RankFailed if a rank has ended, or if all have stood still for too long. ``among``: ranks that owe an
+        answer; by default this process owes one, too."""
+        for rank in self._ranks:
+            if rank.gone:
+                raise self._died(rank)
+        now = self.board.entered()
+        if now != self._entered:
+            self._still()
+        elif time.monotonic() - self._since > self._patience_s:
+            raise self._hangs(among)
+
+    def blame(self, error: BaseException) -> BaseException:
+        """The failure that an error of this process came of: another rank's, if one shows within a moment."""
+        ends = time.monotonic() + _GRACE_S
+        while time.monotonic() < ends:
+            for rank in self._ranks:
+                if rank.gone:
+                    return self._died(rank)
+                try:
+                    if rank.channel.poll():
+                        self._heard(rank)
+                except RankFailed as failed:
+                    return failed
+            time.sleep(_LOOK_S)
+        return error
+
+    def end(self) -> None:
+        """Kill those that are left, and wait for them."""
+        for rank in self._ranks:
+            if not rank.gone:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(rank.pid, signal.SIGKILL)
+                os.waitpid(rank.pid, 0)
+                rank.status = -int(signal.SIGKILL)
+
+    def states(self) -> list[str]:
+        """What each rank was in last, in words."""
+        return [f"rank {number} {self.board.read(number)}" for number in range(self.board.world)]
+
+    def _fork(self, number: int, main: Callable[[int, Connection], None]) -> None:
+        ours, theirs = Pipe()
+        pid = os.fork()
+        if pid == 0:
+            ours.close()
+            for each in self._ranks:
+                each.channel.close()
+            _live(number, theirs, main)
+        theirs.close()
+        self._ranks.append(Rank(number, pid, ours))
+
+    def _heard(self, rank: Rank) -> Any:
+        """A rank's message; None where it has ended instead. Raises RankFailed."""
+        try:
+            message = hear(rank.channel)
+        except (EOFError, ConnectionResetError):
+            if rank.gone or self._ends(rank):
+                raise self._died(rank) from None
+            return None
+        if isinstance(message, Failure):
+            text = f"rank {rank.number}: {message.text}"
+            raise RankFailed(text, message.site, message.kind, rank.number, self.states())
+        return message
+
+    def _ends(self, rank: Rank) -> bool:
+        ends = time.monotonic() + _GRACE_S
+        while not rank.gone and time.monotonic() < ends:
+            time.sleep(_LOOK_S)
+        return rank.gone
+
+    def _died(self, rank: Rank) -> RankFailed:
+        assert rank.status is not None
+        how = signal.Signals(-rank.status).name if rank.status < 0 else f"exit status {rank.status}"
+        kind = f"crash:{how.replace(' ', '-')}"
+        text = f"rank {rank.number} has died ({how}); {self._told(self._parted())}"
+        return RankFailed(text, f"rank{rank.number}", kind, rank.number, self.states())
+
+    def _hangs(self, among: Sequence[int] | None) -> RankFailed:
+        """Of ranks that stand still, the one that parts from rank 0; else the one that the others wait for: it waits in
+        no collective, or has entered fewer."""
+        states = {number: self.board.read(number) for number in range(self.board.world)}
+        parted = self._parted()
+        idle = [number for number, state in states.items() if not state.waits and (among is None or number in among)]
+        fewest = min(states, key=lambda each: (states[each].entered, -each))
+        number = parted[0] if parted else idle[0] if idle else fewest
+        others = sorted({str(state.last.op) for each, state in states.items() if each != number and state.last})
+        text = f"no rank has come further for {self._patience_s:g} s; {self._told(parted)}"
+        site = f"rank{number}.{others[0]}" if others else f"rank{number}"
+        return RankFailed(text, site, "hang", number, self.states())
+
+    def _parted(self) -> tuple[int, str] | None:
+        """The first rank that has entered another collective than rank 0, and in words which."""
+        first = self.board.read(0)
+        for number in self.numbers:
+            if (found := first.parts_from(self.board.read(number))) is not None:
+                return number, f"rank {number} parts from rank 0, which enters {found[0]}, and it {found[1]}"
+        return None
+
+    def _told(self, parted: tuple[int, str] | None) -> str:
+        return "; ".join([*self.states(), *([parted[1]] if parted else [])])
+
+    def _still(self) -> None:
+        self._entered, self._since = self.board.entered(), time.monotonic()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a rank says of its own failure, as ``requests.SessionFailed`` has it."""
+
+    text: str
+    site: str
+    kind: str
+
+
+def _live(number: int, channel: Connection, main: Callable[[int, Connection], None]) -> NoReturn:
+    """Be a rank until its work is over."""
+    from specdebug.async_probe import parse_message
+    from specdebug.targets.inside.failure import failure_of
+    from specdebug.workers.forkserver import be_ours
+
+    try:
+        be_ours()
+        main(number, channel)
+    except EOFError:
+        os._exit(0)  # the worker is gone
+    except BaseException as error:
+        traceback.print_exc()
+        failed, probe = failure_of(error), parse_message(str(error))
+        told = probe if probe is not None else failed if isinstance(failed, SessionFailed) else None
+        site, kind = ("engine", "error") if told is None else (told.site, told.kind)
+        with contextlib.suppress(OSError):
+            tell(channel, Failure(str(failed), site, kind))
+            channel.close()
+    os._exit(0)
+
+
+def messages(channel: Connection) -> Iterator[Any]:
+    """The messages of a channel until its other end closes."""
+    with contextlib.suppress(EOFError):
+        while True:
+            yield hear(channel)
+
+
+def tell(channel: Connection, message: Any) -> None:
+    """Send a message; tensors travel by value. Raises OSError."""
+    channel.send_bytes(pickle.dumps(message))
+
+
+def hear(channel: Connection) -> Any:
+    """The next message. Raises EOFError, OSError."""
+    return pickle.loads(channel.recv_bytes())

@@ -1,0 +1,185 @@
+"""What a rank tells of a step: the events that oracles hear, with its requests as they were at that moment, and the facts
+that ranks which do the same must agree in."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdebug.events import (
+    BatchBegan,
+    Decided,
+    DraftForward,
+    Event,
+    Finishing,
+    InVain,
+    Observers,
+    Prefilled,
+    Stepped,
+)
+from specdebug.targets.base import Session
+from specdebug.targets.ranks.collectives import Collective
+from specdebug.targets.requests import NotShown, RequestView, Sampling
+
+KeysValues = tuple[Tensor, Tensor]
+Fact = tuple[str, Any]
+"""What it is of, as a site, and a tensor, or plain data."""
+
+
+@dataclass
+class RankedRequest:
+    """A request that another process serves, as ``requests.RequestView``, as far as that has told. ``kv``: by pool, keys
+    and values of all its positions, each [layers, n, heads, head_dim]."""
+
+    rid: str
+    prompt_ids: Sequence[int]
+    sampling: Sampling
+    speculative: bool
+    part: int = 0
+    output_ids: Sequence[int] = ()
+    kv_len: int = 0
+    accept_lengths: Sequence[int] = ()
+    cached_tokens: int = 0
+    finish_reason: str | None = None
+    matched_stop: int | str | None = None
+    stored: Any = None
+    logprobs: Sequence[float] = ()
+    tops: Sequence[dict[int, float]] = ()
+    kv: dict[str, KeysValues] = field(default_factory=dict)
+
+    @property
+    def all_ids(self) -> Sequence[int]:
+        return [*self.prompt_ids, *self.output_ids]
+
+    def update(self, facts: dict[str, Any]) -> None:
+        """Take in what :func:`seen_of` has."""
+        for name, value in facts.items():
+            setattr(self, name, value)
+
+
+_SEEN = (
+    *("sampling", "kv_len", "cached_tokens", "finish_reason", "matched_stop", "stored"),
+    *("output_ids", "accept_lengths", "logprobs", "tops"),
+)
+
+
+def seen_of(request: Any) -> dict[str, Any]:
+    """A request's facts now, as they travel."""
+    facts = {name: getattr(request, name) for name in _SEEN}
+    return {name: list(each) if isinstance(each, Sequence) and not isinstance(each, str) else each
+            for name, each in facts.items()}  # fmt: skip
+
+
+@dataclass
+class Said:
+    """An event, by the ids of its requests, and these as they were."""
+
+    kind: type[Event]
+    facts: dict[str, Any]
+    requests: dict[str, dict[str, Any]] = field(default_factory=dict)
+    many: bool = False
+
+
+@dataclass
+class Report:
+    """A rank's account of a step."""
+
+    stepped: Stepped
+    said: list[Said]
+    requests: dict[str, dict[str, Any]]
+    facts: list[Fact]
+    collectives: list[Collective]
+    problems: list[str]
+    findings: list[Any]
+
+
+class Noted:
+    """The observer of one rank's session, which is ``leading`` where its events are told on. ``shows_kv``: requests are
+    told with their keys and values when they are prefilled and when they end."""
+
+    hears = (BatchBegan, InVain, DraftForward, Decided, Prefilled, Finishing)
+
+    def __init__(self, session: Session, *, leading: bool, shows_kv: bool) -> None:
+        self._session, self._leading, self._shows_kv = session, leading, shows_kv
+        self._said: list[Said] = []
+        self._facts: list[Fact] = []
+
+    def add(self, site: str, tensor: Tensor) -> None:
+        """A tensor has passed a site."""
+        self._facts.append((site, tensor.detach().to("cpu", copy=True)))
+
+    def on(self, event: Any) -> None:
+        match event:
+            case BatchBegan(kind, requests):
+                self._facts += [("batch.kind", kind), ("batch.rids", [each.rid for each in requests])]
+                self._facts.append(("batch.seq_lens", [each.kv_len for each in requests]))
+            case Prefilled(request) | Finishing(request):
+                self._said.append(Said(type(event), {}, {request.rid: seen_of(request) | self._kv(request)}))
+            case Decided():
+                facts = {each.name: getattr(event, each.name) for each in dataclasses.fields(event)}
+                told = {each.rid: seen_of(each) for each in facts.pop("requests")}
+                self._tell(Said(Decided, facts, told, many=True))
+            case _:
+                facts = {each.name: getattr(event, each.name) for each in dataclasses.fields(event)}
+                self._tell(Said(type(event), facts))
+
+    def _tell(self, said: Said) -> None:
+        if self._leading:
+            self._said.append(said)
+
+    def _kv(self, request: RequestView) -> dict[str, Any]:
+        if not self._shows_kv:
+            return {}
+        kv: dict[str, KeysValues] = {}
+        for pool, shown in (("target", self._session.target_kv), ("draft", self._session.draft_kv)):
+            try:
+                kv[pool] = shown(request, 0, request.kv_len)
+            except (NotShown, AttributeError):  # there is no draft, or it keeps nothing like it
+                continue
+        return {"kv": kv}
+
+    def report(self, stepped: Stepped, collectives: list[Collective], findings: list[Any]) -> Report:
+        """All that was noted since the last."""
+        said, self._said = self._said, []
+        facts, self._facts = self._facts, []
+        facts.append(("tokens", {rid: list(stepped.emitted[rid]) for rid in sorted(stepped.emitted)}))
+        facts.append(("accept_lengths", dict(sorted(stepped.accept_lengths.items()))))
+        facts.append(("finished", sorted(stepped.finished)))
+        rids = dict.fromkeys((*stepped.rids, *stepped.finished))
+        requests = {rid: seen_of(self._session.request(rid)) for rid in rids}
+        problems = list(self._session.check_pools()) if "pools" in self._session.shows else []
+        return Report(stepped, said, requests, facts, collectives, problems, findings)
+
+
+def retold(reports: Sequence[Report], heads: int, requests: dict[str, RankedRequest], observers: Observers) -> None:
+    """Tell what ranks that do the same have said, the first of which leads: of each request's keys and values all
+    ``heads``, which lie apart."""
+    shards: dict[tuple[str, type[Event]], list[dict[str, KeysValues]]] = {}
+    for report in reports[1:]:
+        for said in report.said:
+            for rid, seen in said.requests.items():
+                shards.setdefault((rid, said.kind), []).append(seen.get("kv", {}))
+    for said in reports[0].said:
+        for rid, seen in said.requests.items():
+            if "kv" in seen and len(reports) > 1:
+                parts = [seen["kv"], *shards.get((rid, said.kind), ())]
+                seen["kv"] = {pool: _joined([part[pool] for part in parts if pool in part], heads) for pool in parts[0]}
+            requests[rid].update(seen)
+        if said.many:
+            observers.tell(said.kind, requests=[requests[rid] for rid in said.requests], **said.facts)
+        elif said.requests:
+            observers.tell(said.kind, *(requests[rid] for rid in said.requests))
+        else:
+            observers.tell(said.kind, **said.facts)
+
+
+def _joined(parts: Sequence[KeysValues], heads: int) -> KeysValues:
+    """All heads of keys and values, of which each rank has some, or several ranks the same."""
+    again = max(sum(part[0].shape[2] for part in parts) // heads, 1)
+    keys, values = (torch.cat([part[side] for part in parts[::again]], dim=2) for side in (0, 1))
+    return keys, values

@@ -1,0 +1,293 @@
+"""SGLang on several ranks: its schedulers, unedited, each in a process of its own, one step at a time. The worker is rank
+0, and the others are forked from it once the engine is imported; requests pass between them as SGLang has it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from types import SimpleNamespace
+from typing import Any, cast
+
+from torch import Tensor
+
+from specdebug import async_probe
+from specdebug.base.abilities import Ability
+from specdebug.events import RanksBegin, RankStepped, Stepped
+from specdebug.targets.base import Opening, Session, StoredDrafts
+from specdebug.targets.ranks.collectives import Board, FlightRecorder, Tampering
+from specdebug.targets.ranks.crew import Crew, RankFailed, messages, tell
+from specdebug.targets.ranks.layout import Layout
+from specdebug.targets.ranks.told import Noted, RankedRequest, Report, retold
+from specdebug.targets.requests import Lost, NotShown, RequestView, Sampling, SessionFailed
+from specdebug.targets.sglang.inside.stages import DraftRows
+from specdebug.targets.sglang.session import SglangSession
+
+HIDDEN: frozenset[Ability] = frozenset({"set_back"})
+"""What a session of several ranks does not show."""
+_FLUSH_STEPS = 8
+_THREADS = "SGLANG_CPU_OMP_THREADS_BIND"
+
+Calls = list[tuple[str, tuple[Any, ...]]]
+"""Methods of a rank's session to call, with their arguments."""
+Make = Callable[[int, Callable[[], None] | None], SglangSession]
+"""Builds the session of a rank, which is watched meanwhile."""
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """What a rank is told to do: calls between two steps, then a step, unless it is only to answer ``asked``."""
+
+    calls: Calls
+    tampering: Tampering | None = None
+    asked: str = ""
+
+
+def bind_threads(layout: Layout) -> None:
+    """Give each rank one of the cores of this process: SGLang would have a NUMA node for each."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.environ.setdefault(_THREADS, "|".join(str(cores[rank % len(cores)]) for rank in range(layout.world)))
+
+
+def open_ranked(layout: Layout, heads: int, make: Make, opening: Opening) -> RankedSession:
+    """Fork the ranks, build their schedulers together, and return the session. Raises SessionFailed."""
+    board = Board(layout.world)
+
+    def live(number: int, channel: Connection) -> None:
+        recorder = FlightRecorder(board, number)
+        recorder.begin()
+        _serve(layout, make(number, _unwatched), recorder, channel)
+
+    crew = Crew(board, live)
+    recorder = FlightRecorder(board, 0)
+    recorder.begin()
+    try:
+        session = make(0, crew.watch)
+        crew.receive()
+    except BaseException as error:
+        blamed = crew.blame(error)
+        crew.end()
+        raise blamed from None
+    return RankedSession(session, crew, layout, heads, recorder, opening)
+
+
+def _unwatched() -> None:
+    """The worker watches its ranks, and these watch nothing."""
+
+
+def _noted(layout: Layout, session: SglangSession, rank: int) -> Noted:
+    noted = Noted(session, leading=layout.leads(rank), shows_kv="kv" in session.shows)
+    session.observers.add(noted)
+    session.record()
+    session.inside.sites.hear = noted.add
+    return noted
+
+
+def _serve(layout: Layout, session: SglangSession, recorder: FlightRecorder, channel: Connection) -> None:
+    """Be a rank other than the worker's: do what each turn says, and tell of it."""
+    noted = _noted(layout, session, recorder.rank)
+    tell(channel, "built")
+    for turn in messages(channel):
+        if turn.asked:
+            tell(channel, getattr(session, turn.asked)() if turn.asked != "reached" else async_probe.reached())
+            continue
+        for name, given in turn.calls:
+            getattr(session, name)(*given)
+        if turn.tampering == "behind":
+            session.fall_behind()
+        else:
+            recorder.tampering = turn.tampering
+        stepped = session.advance()
+        tell(channel, noted.report(stepped, recorder.taken(), async_probe.drain()))
+
+
+class Controls:
+    """The ranks as faults see them."""
+
+    def __init__(self, world: int) -> None:
+        self.world = world
+        self.due: dict[int, Tampering] = {}
+        self.arriving = False
+        """Requests arrive at the step that is about to begin."""
+
+    def tamper(self, rank: int, how: Tampering) -> None:
+        """Have this done by a rank in the step that is about to begin."""
+        self.due[rank] = how
+
+
+class RankedSession(Session):
+    """SGLang's schedulers, which serve together."""
+
+    own = False
+
+    def __init__(
+        self,
+        inner: SglangSession,
+        crew: Crew,
+        layout: Layout,
+        heads: int,
+        recorder: FlightRecorder,
+        opening: Opening,
+    ) -> None:
+        self._inner, self._crew, self._layout, self._heads = inner, crew, layout, heads
+        self._recorder, self._opening = recorder, opening
+        self.shows, self.asked, self.vocab_size = inner.shows - HIDDEN, inner.asked, inner.vocab_size
+        self.cache = inner.cache if layout.dp == 1 else (0, 0)  # each part has its own
+        self._noted = _noted(layout, inner, 0)
+        self._requests: dict[str, RankedRequest] = {}
+        self._calls: dict[int, Calls] = {rank: [] for rank in range(layout.world)}
+        self._problems: list[str] = []
+        self._findings: list[tuple[int, async_probe.ProbeFinding]] = []
+        self._step = 0
+        self._controls = Controls(layout.world)
+
+    @property
+    def inside(self) -> Any:
+        """Rank 0 as faults see it, and recorders, with controls of the other ranks."""
+        inside = self._inner.inside
+        inside.view.ranks = self._controls
+        return SimpleNamespace(**vars(inside))
+
+    @property
+    def has_work(self) -> bool:
+        return any(each.finish_reason is None for each in self._requests.values())
+
+    def begin(self, seed: int) -> None:
+        self._call("begin", seed)
+
+    def add(self, rid: str, prompt_ids: Sequence[int], sampling: Sampling, *, speculative: bool) -> None:
+        sampling = self._inner.admitted(rid, prompt_ids, sampling, speculative)
+        part = self._layout.part_of(len(self._requests))
+        self._requests[rid] = RankedRequest(rid, tuple(prompt_ids), sampling, speculative, part)
+        self._call("arrive", rid, tuple(prompt_ids), sampling, speculative, part=part)
+
+    def abort(self, rid: str) -> None:
+        request = self._requests[rid]
+        request.finish_reason = "abort"
+        self._call("abort", rid, part=request.part)
+
+    def _call(self, name: str, *given: Any, part: int | None = None) -> None:
+        for rank, calls in self._calls.items():
+            if part is None or self._layout.part(rank) == part:
+                calls.append((name, given))
+
+    def advance(self) -> Stepped:
+        self._step += 1
+        self._controls.arriving = any(name == "arrive" for calls in self._calls.values() for name, _ in calls)
+        self._inner.observers.tell(RanksBegin, self._step)
+        reports = self._turn()
+        for part in range(self._layout.dp):
+            alike = [reports[rank] for rank in self._layout.peers(self._layout.leader(part))]
+            retold(alike, self._heads, self._requests, self.observers)
+            for rid, facts in alike[0].requests.items():
+                self._requests[rid].update(facts)
+        for rank, report in enumerate(reports):
+            alike = self._layout.peers(rank)
+            self.observers.tell(RankStepped, self._step, rank, tuple(alike), report.facts, report.collectives)
+            self._findings += [(rank, each) for each in report.findings]
+            self._problems += report.problems if not rank else [f"{each} (rank {rank})" for each in report.problems]
+        leading = [reports[self._layout.leader(part)].stepped for part in range(self._layout.dp)]
+        return leading[0] if len(leading) == 1 else _merged(self._step, leading)
+
+    def _turn(self) -> list[Report]:
+        """One step of all ranks; their reports in order. Raises SessionFailed, RankFailed, and what SGLang raises."""
+        calls, self._calls = self._calls, {rank: [] for rank in self._calls}
+        due, self._controls.due = self._controls.due, {}
+        for rank in self._crew.numbers:
+            self._crew.send(rank, _Turn(calls[rank], due.get(rank)))
+        self._recorder.tampering = due.get(0)
+        try:
+            for name, given in calls[0]:
+                getattr(self._inner, name)(*given)
+            mine = self._noted.report(self._inner.advance(), self._recorder.taken(), [])
+        except RankFailed:
+            raise
+        except SessionFailed as error:
+            raise self._crew.blame(error) from None
+        others = self._crew.receive()
+        return [mine, *(cast(Report, others[rank]) for rank in self._crew.numbers)]
+
+    def request(self, rid: str) -> RequestView:
+        return self._requests[rid]
+
+    def want_logprobs(self) -> None:
+        self._call("want_logprobs")
+
+    def logprobs(self, rid: str) -> Sequence[float]:
+        return self._requests[rid].logprobs
+
+    def top_logprobs(self, rid: str) -> Sequence[Mapping[int, float]]:
+        return self._requests[rid].tops
+
+    def clock(self) -> float:
+        return self._inner.clock()
+
+    def settle(self) -> bool:
+        return self._inner.settle()
+
+    def books(self) -> Mapping[str, Any]:
+        return self._inner.books()
+
+    def record(self, *, beside_ours: bool = False) -> None:
+        """Rank 0's sites are recorded; facts of the ranks are compared without."""
+
+    def lost(self) -> Sequence[Lost]:
+        return self._inner.lost()
+
+    def check_pools(self) -> Sequence[str]:
+        problems, self._problems = self._problems, []
+        return problems
+
+    def findings(self) -> Sequence[tuple[int, async_probe.ProbeFinding]]:
+        found, self._findings = self._findings, []
+        return found
+
+    def flush_cache(self) -> None:
+        """Raises SessionFailed where a scheduler still waits for something although none serves a request."""
+        for _ in range(_FLUSH_STEPS):
+            if all(self._ask("flushed")):
+                return
+            self._ask("idle")
+        raise SessionFailed("a scheduler serves no request and does not come to rest", "scheduler.flush_cache")
+
+    def _ask(self, what: str) -> list[Any]:
+        """The answers of all ranks, rank 0's first."""
+        for rank in self._crew.numbers:
+            self._crew.send(rank, _Turn([], asked=what))
+        mine = getattr(self._inner, what)()
+        others = self._crew.receive()
+        return [mine, *(others[rank] for rank in self._crew.numbers)]
+
+    def draft_kv(self, request: RequestView, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        return self._kv("draft", request, start, stop)
+
+    def target_kv(self, request: RequestView, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        return self._kv("target", request, start, stop)
+
+    def _kv(self, pool: str, request: RequestView, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        if (kept := self._requests[request.rid].kv.get(pool)) is None:
+            raise NotShown(request.rid)
+        return kept[0][:, start:stop], kept[1][:, start:stop]
+
+    def draft_state(self, requests: Sequence[RequestView]) -> StoredDrafts:
+        rows = [self._requests[each.rid].stored for each in requests]
+        if any(row is None for row in rows):
+            raise NotShown(requests[0].rid)
+        return DraftRows.of(rows)
+
+    def close(self, sound: bool) -> None:
+        self._crew.end()
+        self._inner.close(sound)
+
+
+def _merged(step: int, parts: Sequence[Stepped]) -> Stepped:
+    """The steps of all parts as one; it is a prefill if that of any part is."""
+    kinds = [each.kind for each in parts]
+    kind = next((each for each in ("prefill", "decode") if each in kinds), "idle")
+    by_rid: list[dict[str, Any]] = [{}, {}, {}]
+    for each in parts:
+        for whole, own in zip(by_rid, (each.emitted, each.accept_lengths, each.cached), strict=True):
+            whole.update(own)
+    lists = [tuple(rid for each in parts for rid in getattr(each, name)) for name in ("rids", "finished", "retracted")]
+    return Stepped(step, cast(Any, kind), lists[0], *by_rid, lists[1], lists[2])

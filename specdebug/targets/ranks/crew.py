@@ -7,6 +7,7 @@ import contextlib
 import os
 import pickle
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -14,8 +15,11 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, NoReturn
 
+from specdebug.async_probe import parse_message
+from specdebug.targets.inside.failure import failure_of
 from specdebug.targets.ranks.collectives import Board
 from specdebug.targets.requests import SessionFailed
+from specdebug.workers.forkserver import be_ours
 
 PATIENCE_S = 20.0
 """Seconds without any rank's entering a collective, or answering, after which ranks count as hanging."""
@@ -42,6 +46,15 @@ class Rank:
             if pid:
                 self.status = os.waitstatus_to_exitcode(status)
         return self.status is not None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a rank says of its own failure, as ``requests.SessionFailed`` has it."""
+
+    text: str
+    site: str
+    kind: str
 
 
 class RankFailed(SessionFailed):
@@ -99,6 +112,8 @@ class Crew:
 
     def blame(self, error: BaseException) -> BaseException:
         """The failure that an error of this process came of: another rank's, if one shows within a moment."""
+        if isinstance(error, RankFailed):
+            return error
         ends = time.monotonic() + _GRACE_S
         while time.monotonic() < ends:
             for rank in self._ranks:
@@ -145,9 +160,11 @@ class Crew:
                 raise self._died(rank) from None
             return None
         if isinstance(message, Failure):
-            text = f"rank {rank.number}: {message.text}"
-            raise RankFailed(text, message.site, message.kind, rank.number, self.states())
+            raise self._failed(rank, message)
         return message
+
+    def _failed(self, rank: Rank, said: Failure) -> RankFailed:
+        return RankFailed(f"rank {rank.number}: {said.text}", said.site, said.kind, rank.number, self.states())
 
     def _ends(self, rank: Rank) -> bool:
         ends = time.monotonic() + _GRACE_S
@@ -156,6 +173,10 @@ class Crew:
         return rank.gone
 
     def _died(self, rank: Rank) -> RankFailed:
+        with contextlib.suppress(OSError, EOFError):
+            while rank.channel.poll():  # its own words, should it have had any
+                if isinstance(said := hear(rank.channel), Failure):
+                    return self._failed(rank, said)
         assert rank.status is not None
         how = signal.Signals(-rank.status).name if rank.status < 0 else f"exit status {rank.status}"
         kind = f"crash:{how.replace(' ', '-')}"
@@ -190,35 +211,28 @@ class Crew:
         self._entered, self._since = self.board.entered(), time.monotonic()
 
 
-@dataclass(frozen=True)
-class Failure:
-    """What a rank says of its own failure, as ``requests.SessionFailed`` has it."""
-
-    text: str
-    site: str
-    kind: str
-
-
 def _live(number: int, channel: Connection, main: Callable[[int, Connection], None]) -> NoReturn:
-    """Be a rank until its work is over."""
-    from specdebug.async_probe import parse_message
-    from specdebug.targets.inside.failure import failure_of
-    from specdebug.workers.forkserver import be_ours
-
+    """Be a rank until its work is over, and never what this process was forked from."""
+    status = 1
     try:
         be_ours()
         main(number, channel)
-    except EOFError:
-        os._exit(0)  # the worker is gone
+        status = 0  # or the worker is gone
     except BaseException as error:
         traceback.print_exc()
-        failed, probe = failure_of(error), parse_message(str(error))
-        told = probe if probe is not None else failed if isinstance(failed, SessionFailed) else None
-        site, kind = ("engine", "error") if told is None else (told.site, told.kind)
         with contextlib.suppress(OSError):
-            tell(channel, Failure(str(failed), site, kind))
+            tell(channel, _words_of(error))
             channel.close()
-    os._exit(0)
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _words_of(error: BaseException) -> Failure:
+    failed = error if isinstance(error, SessionFailed) else failure_of(error)
+    probe = parse_message(str(error))
+    told = probe if probe is not None else failed if isinstance(failed, SessionFailed) else None
+    return Failure(str(failed), *(("engine", "error") if told is None else (told.site, told.kind)))
 
 
 def messages(channel: Connection) -> Iterator[Any]:

@@ -179,7 +179,10 @@ def retold(reports: Sequence[Report], heads: int, requests: dict[str, RankedRequ
 
 
 def _joined(parts: Sequence[KeysValues], heads: int) -> KeysValues:
-    """All heads of keys and values, of which each rank has some, or several ranks the same."""
+    """All heads of keys and values, of which each rank has some. Where there are too few for all, several ranks have the
+    same, or on a CPU the last ranks have heads of zeros."""
     again = max(sum(part[0].shape[2] for part in parts) // heads, 1)
-    keys, values = (torch.cat([part[side] for part in parts[::again]], dim=2) for side in (0, 1))
+    if again > 1 and torch.equal(parts[0][0], parts[1][0]):
+        parts = parts[::again]
+    keys, values = (torch.cat([part[side] for part in parts], dim=2)[:, :, :heads] for side in (0, 1))
     return keys, values

@@ -269,6 +269,23 @@ def sglangs_folder(path: Path, below: Path) -> Path:
     return remade(path, config, below, lambda made: _write_mixture(path, made))
 
 
+def untied_folder(path: Path, below: Path) -> Path:
+    """The folder of a model with a head of its own, the same as its embedding: the last stage of a pipeline has no
+    embedding. Raises SpecDebugError."""
+    config = config_of(path)
+    if not config.get("tie_word_embeddings"):
+        return path
+    return remade(path, {**config, "tie_word_embeddings": False}, below, lambda made: _write_head(path, made))
+
+
+def _write_head(path: Path, made: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = {name: each for file in sorted(path.glob("*.safetensors")) for name, each in load_file(file).items()}
+    tensors.setdefault("lm_head.weight", tensors["model.embed_tokens.weight"].clone())
+    save_file(tensors, made / "model.safetensors")
+
+
 def _write_mixture(path: Path, made: Path) -> None:
     import torch
     from safetensors.torch import load_file, save_file

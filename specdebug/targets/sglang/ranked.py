@@ -17,7 +17,7 @@ from specdebug.base.abilities import Ability
 from specdebug.events import RanksBegin, RankStepped, Stepped
 from specdebug.targets.base import Opening, Session, StoredDrafts
 from specdebug.targets.ranks.collectives import Board, FlightRecorder, Tampering
-from specdebug.targets.ranks.crew import Crew, RankFailed, messages, tell
+from specdebug.targets.ranks.crew import Crew, messages, tell
 from specdebug.targets.ranks.layout import Layout
 from specdebug.targets.ranks.told import Noted, RankedRequest, Report, retold
 from specdebug.targets.requests import Lost, NotShown, RequestView, Sampling, SessionFailed
@@ -201,8 +201,6 @@ class RankedSession(Session):
             for name, given in calls[0]:
                 getattr(self._inner, name)(*given)
             mine = self._noted.report(self._inner.advance(), self._recorder.taken(), [])
-        except RankFailed:
-            raise
         except SessionFailed as error:
             raise self._crew.blame(error) from None
         others = self._crew.receive()

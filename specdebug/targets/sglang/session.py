@@ -76,7 +76,9 @@ class _Stepper:
         self._begun = self._over = False
         self._thread = threading.Thread(target=self._run, args=(scheduler,), name="scheduler", daemon=True)
         owner, name = (RECEIVE if watch is None else PULL).find()
-        setattr(owner, name, lambda *_, **__: self._received() if leads else self._received() and None)
+        pull = getattr(owner, name)
+        # A stage behind the first has them from the one before it, and any other rank from its leader.
+        setattr(owner, name, lambda receiver: self._received() if leads else self._received() or pull(receiver))
 
     def step(self, arriving: Sequence[Any]) -> None:
         """One iteration, at whose start these requests arrive. Raises what the scheduler raises."""

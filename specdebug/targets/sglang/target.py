@@ -27,7 +27,7 @@ from specdebug.targets.launch.process import StartCommand
 from specdebug.targets.options import SGLANGS
 from specdebug.targets.ranks.layout import Layout
 from specdebug.targets.relations import NoTwin, Relation, Twin
-from specdebug.targets.sglang.drafts import block_draft, sglangs_folder
+from specdebug.targets.sglang.drafts import block_draft, sglangs_folder, untied_folder
 from specdebug.targets.sglang.faults import SglangFaults
 from specdebug.targets.sglang.flags import (
     ALWAYS_ENV,
@@ -261,6 +261,8 @@ class SglangTarget(InstalledTarget):
         names = {place[-1]: name for place, name in SGLANGS.checkpoints(options)}
         below = here.folder / "checkpoints"
         model = sglangs_folder(checkpoint_path(names["model"]).resolve(), below)
+        if Layout.read(options).pp > 1:
+            model = untied_folder(model, below)
         folders: dict[str, Any] = {"seed": 0, "model": str(model)}
         if "draft_model" in names:
             draft = draft_folder(names["draft_model"], below, SGLANG.named(options)[1])

@@ -377,6 +377,8 @@ def _place(drafts: bool, mode: Any) -> str | None:
 def _certain_ids(forward_batch: Any) -> Any:
     """The tokens that a draft extends over, zeros in the place of those behind the accepted ones, as ours has them."""
     ids, accepted = forward_batch.input_ids, forward_batch.spec_info.num_accept_tokens
+    if not accepted.numel():  # of a rank without requests
+        return ids
     rows = ids.reshape(accepted.numel(), -1)
     places = torch.arange(rows.shape[1], device=ids.device)
     return rows.where(places < accepted.unsqueeze(1), 0).reshape(-1)

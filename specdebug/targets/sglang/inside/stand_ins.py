@@ -146,6 +146,26 @@ def _its_rope(wrapper: Callable[..., Any]) -> Callable[..., Any]:
     return picked
 
 
+def _of_no_tokens(rotate: Callable[..., Any]) -> Callable[..., Any]:
+    """A rotary embedding in torch, which a rank without requests calls for no token: it cannot tell heads of none."""
+
+    @functools.wraps(rotate)
+    def rotated(self: Any, positions: Any, query: Any, key: Any, *args: Any, **named: Any) -> Any:
+        return rotate(self, positions, query, key, *args, **named) if positions.numel() else (query, key)
+
+    return rotated
+
+
+def _asked_as_on_a_gpu() -> Sequence[str]:
+    """Backends are asked what a CPU's graphs pad lengths with, which those of a GPU do not know: the same as theirs."""
+    seat = Seat("the padding of lengths", ("srt.layers.attention.base_attn_backend:AttentionBackend",))
+    if not installed().has("srt.model_executor.cpu_graph_runner"):
+        return []
+    owner, name = seat.find()
+    getattr(owner, name).get_cpu_graph_seq_len_fill_value = lambda self: self.get_cuda_graph_seq_len_fill_value()
+    return []
+
+
 _SEEDED: tuple[tuple[str, Any], ...] = (
     ("srt.model_executor.model_runner:ModelRunner.maybe_enable_batch_invariant_mode", lambda self: None),
     ("kernels.ops.sampling.murmur_hash:murmur_hash32", sgl_kernel.murmur_hash32),
@@ -204,6 +224,7 @@ def _all() -> Iterable[StandIn]:
     yield StandIn(("srt.speculative.eagle_info:TREE_SPEC_KERNEL_AVAILABLE",), _constant(True), needed=False)
     # By the device, this would be a rope of sgl-kernel's for CPUs.
     yield StandIn(("srt.models.deepseek_v2:get_rope_wrapper",), _its_rope, needed=False)
+    yield StandIn(("srt.layers.rotary_embedding.base:RotaryEmbedding.forward_native",), _of_no_tokens, needed=False)
     # On a CPU it stores quantised keys and values for kernels of Intel's alone.
     for module in ("kv_cache_dtype", "kv_cache_configurator"):
         yield StandIn((f"srt.mem_cache.{module}:current_platform",), _NoCpu, needed=False)
@@ -310,6 +331,7 @@ def replace_for_cpu() -> tuple[str, ...]:
             if not each.late
         ),
         (GRAPHS, use_captured_calls),
+        ("the padding of lengths", _asked_as_on_a_gpu),
     ]
     for what, put in puts:
         try:

@@ -234,8 +234,8 @@ class RanksBegin(Event):
 
 
 class RankStepped(Event, eq=False):
-    """A rank's part in a step is over. ``alike``: the ranks that do the same as it, itself included. ``facts``: what they
-    must agree in, in order, each what it is of and a tensor or plain data. ``collectives``: those that it entered
+    """A rank's part in a step is over. ``alike``: the ranks that do the same as it, itself included. ``facts``: what
+    they must agree in, in order, each what it is of and a tensor or plain data. ``collectives``: those that it entered
     (``targets/ranks/collectives.py``)."""
 
     step: int

@@ -32,18 +32,18 @@ HAS: dict[Need, Callable[[EngineConfig], bool]] = {
 }
 
 
-def lacking(kind: FaultClass, config: EngineConfig, ranks: int = 1) -> Need | None:
-    """Return the first need of a class that an engine of this configuration does not meet, on so many ranks."""
-    return next((need for need in kind.needs if not (HAS[need](config) or (need == "ranks" and ranks > 1))), None)
+def lacking(kind: FaultClass, config: EngineConfig, world: int = 1) -> Need | None:
+    """Return the first need of a class that an engine of this configuration does not meet, on ``world`` ranks."""
+    return next((need for need in kind.needs if not (HAS[need](config) or (need == "ranks" and world > 1))), None)
 
 
-def check_fit(fault: Fault, config: EngineConfig, who: str, ranks: int = 1) -> None:
+def check_fit(fault: Fault, config: EngineConfig, who: str, world: int = 1) -> None:
     """Raise ContentError at the fault's place (BadFault for one of the command line) when it cannot act.
-    ``who`` has the engine, such as ``arm 'fixed'``, on so many ``ranks``."""
+    ``who`` has the engine, such as ``arm 'fixed'``, on ``world`` ranks."""
     kind = CLASSES[fault.name]
-    if fault.rank is not None and fault.rank >= ranks:
-        raise fault.error(f"{who} has no rank {fault.rank}; its ranks are 0 to {ranks - 1}")
-    if (need := lacking(kind, config, ranks)) is not None:
+    if fault.rank is not None and fault.rank >= world:
+        raise fault.error(f"{who} has no rank {fault.rank}; its ranks are 0 to {world - 1}")
+    if (need := lacking(kind, config, world)) is not None:
         raise fault.error(f"it needs {NEEDS[need]}, which {who} does not have")
     site = fault.site or next(iter(kind.sites), "")
     if config.speculative is not None and config.speculative.drafting not in held_at(site).drafted_by:

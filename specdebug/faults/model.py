@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from specdebug.engine.textbook.request import Request
 
 Point = Literal["before", "after", "ranks", "site", "lengths", "readback", "move", "free", "attach", "release"]
-"""When a class can act: before or after a step, before the ranks of a session begin one, when a site is reached, or when
-the engine calls what is wrapped."""
+"""When a class can act: before or after a step, before the ranks of a session begin one, when a site is reached, or
+when the engine calls what is wrapped."""
 
 Effect = Literal["corrupts", "benign", "kills"]
 """The consequence in a sound engine: damage that must be seen, nothing, or the worker's end."""
@@ -60,8 +60,8 @@ class BadFault(SpecDebugError):
 class Fault:
     """One fault as declared. None: the place, step or request that comes first.
 
-    ``row``: place of the request in its batch. ``rank``: by default the last. ``probability``: of each opportunity. ``times``: injections at most.
-    ``seed``: of what is drawn for it, by default the run's.
+    ``row``: place of the request in its batch. ``rank``: by default the last. ``probability``: of each opportunity.
+    ``times``: injections at most. ``seed``: of what is drawn for it, by default the run's.
     """
 
     name: str

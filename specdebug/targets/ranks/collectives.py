@@ -1,5 +1,5 @@
-"""A flight recorder of collectives: what each rank of a run has entered, and what it waits in, on a board that all ranks
-share, so that it can be read when a rank answers no more.
+"""A flight recorder of collectives: what each rank of a run has entered, and what it waits in, on a board that all
+ranks share, so that it can be read when a rank answers no more.
 
 It stands at the methods of torch's process groups, through which its functions in Python pass. On a GPU a collective is
 left when it is queued.
@@ -88,7 +88,9 @@ class State:
         there is none."""
         theirs = {(each.group, each.number): each for each in other.latest if each.op not in SIDED}
         pairs = ((each, theirs.get((each.group, each.number))) for each in self.latest if each.op not in SIDED)
-        return next(((one, two) for one, two in pairs if two and (one.form, one.caller) != (two.form, two.caller)), None)
+        return next(
+            ((one, two) for one, two in pairs if two and (one.form, one.caller) != (two.form, two.caller)), None
+        )
 
     def __str__(self) -> str:
         if self.last is None:

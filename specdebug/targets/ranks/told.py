@@ -1,5 +1,5 @@
-"""What a rank tells of a step: the events that oracles hear, with its requests as they were at that moment, and the facts
-that ranks which do the same must agree in."""
+"""What a rank tells of a step: the events that oracles hear, with its requests as they were at that moment, and the
+facts that ranks which do the same must agree in."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ Fact = tuple[str, Any]
 
 @dataclass
 class RankedRequest:
-    """A request that another process serves, as ``requests.RequestView``, as far as that has told. ``kv``: by pool, keys
-    and values of all its positions, each [layers, n, heads, head_dim]."""
+    """A request that another process serves, as ``requests.RequestView``, as far as that has told. ``kv``: by pool,
+    keys and values of all its positions, each [layers, n, heads, head_dim]."""
 
     rid: str
     prompt_ids: Sequence[int]
@@ -179,8 +179,8 @@ def retold(reports: Sequence[Report], heads: int, requests: dict[str, RankedRequ
 
 
 def _joined(parts: Sequence[KeysValues], heads: int) -> KeysValues:
-    """All heads of keys and values, of which each rank has some. Where there are too few for all, several ranks have the
-    same, or on a CPU the last ranks have heads of zeros."""
+    """All heads of keys and values, of which each rank has some. Where there are too few for all, several ranks have
+    the same, or on a CPU the last ranks have heads of zeros."""
     again = max(sum(part[0].shape[2] for part in parts) // heads, 1)
     if again > 1 and torch.equal(parts[0][0], parts[1][0]):
         parts = parts[::again]

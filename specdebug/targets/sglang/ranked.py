@@ -1,5 +1,5 @@
-"""SGLang on several ranks: its schedulers, unedited, each in a process of its own, one step at a time. The worker is rank
-0, and the others are forked from it once the engine is imported; requests pass between them as SGLang has it."""
+"""SGLang on several ranks: its schedulers, unedited, each in a process of its own, one step at a time. The worker is
+rank 0, and the others are forked from it once the engine is imported; requests pass between them as SGLang has it."""
 
 from __future__ import annotations
 
@@ -183,8 +183,8 @@ class RankedSession(Session):
             for rid, facts in alike[0].requests.items():
                 self._requests[rid].update(facts)
         for rank, report in enumerate(reports):
-            alike = self._layout.peers(rank)
-            self.observers.tell(RankStepped, self._step, rank, tuple(alike), report.facts, report.collectives)
+            same = tuple(self._layout.peers(rank))
+            self.observers.tell(RankStepped, self._step, rank, same, report.facts, report.collectives)
             self._findings += [(rank, each) for each in report.findings]
             self._problems += report.problems if not rank else [f"{each} (rank {rank})" for each in report.problems]
         leading = [reports[self._layout.leader(part)].stepped for part in range(self._layout.dp)]
@@ -282,10 +282,13 @@ class RankedSession(Session):
 def _merged(step: int, parts: Sequence[Stepped]) -> Stepped:
     """The steps of all parts as one; it is a prefill if that of any part is."""
     kinds = [each.kind for each in parts]
-    kind = next((each for each in ("prefill", "decode") if each in kinds), "idle")
-    by_rid: list[dict[str, Any]] = [{}, {}, {}]
-    for each in parts:
-        for whole, own in zip(by_rid, (each.emitted, each.accept_lengths, each.cached), strict=True):
-            whole.update(own)
-    lists = [tuple(rid for each in parts for rid in getattr(each, name)) for name in ("rids", "finished", "retracted")]
-    return Stepped(step, cast(Any, kind), lists[0], *by_rid, lists[1], lists[2])
+    return Stepped(
+        step,
+        "prefill" if "prefill" in kinds else "decode" if "decode" in kinds else "idle",
+        tuple(rid for each in parts for rid in each.rids),
+        {rid: tokens for each in parts for rid, tokens in each.emitted.items()},
+        {rid: length for each in parts for rid, length in each.accept_lengths.items()},
+        {rid: count for each in parts for rid, count in each.cached.items()},
+        tuple(rid for each in parts for rid in each.finished),
+        tuple(rid for each in parts for rid in each.retracted),
+    )

@@ -16,10 +16,12 @@ from specdebug.events import BatchBegan, BatchEnded, Decided, Finishing, InVain,
 from specdebug.scenario.workload import RequestSampling
 from specdebug.targets.base import Asked, Busy, Opening, OverThere
 from specdebug.targets.inside import guard
+from specdebug.targets.ranks.layout import Layout
 from specdebug.targets.requests import CannotBeServed, Lost, NotShown, SessionFailed
 from specdebug.targets.sglang import session as module
 from specdebug.targets.sglang.build import build
 from specdebug.targets.sglang.inside.probes import _NAME, PROBES
+from specdebug.targets.sglang.inside.scheduler import Start
 from specdebug.targets.sglang.inside.stages import StageSites
 from specdebug.targets.sglang.session import SglangSession
 from tests.targets.sglang.fake_sglang import EOS, AbortReq, import_fake
@@ -88,7 +90,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[Sglan
     def serving(
         *, look: bool = False, shows: str = "", asked: Asked | None = None, said: list[str] | None = None
     ) -> tuple[SglangSession, Any]:
-        built = build(["--words"], OverThere(), cpu=False, looks=False)
+        built = build(Start.of(["--words"]), Layout(), 0, OverThere(), cpu=False, looks=False, states=False)
         if look:
             built.look = Look()  # type: ignore[assignment]
             built.look.scheduler = built.scheduler

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from specdebug.base.abilities import INSIDE, Ability
 from specdebug.base.errors import InvalidOption
 from specdebug.targets.ranks.layout import KEYS as RANKS
-from specdebug.targets.ranks.layout import Layout
+from specdebug.targets.ranks.layout import RankLayout
 
 _DRAFTS: frozenset[Ability] = INSIDE - {"pools"}
 _STEPS, _TOPK = "speculative_num_steps", "speculative_eagle_topk"
@@ -100,7 +100,7 @@ class Repertoire:
             known = ", ".join(self.kv_dtypes)
             why = f"must be one of {known}" if known else f"only SGLang stores KV so; give --target {SGLANG.release}"
             raise InvalidOption(why, (KV_DTYPE,))
-        if Layout.read(options).world > 1 and not self.ranks:
+        if RankLayout.read(options).world > 1 and not self.ranks:
             raise InvalidOption(f"only SGLang is run on several ranks; give --target {SGLANG.release}", (RANKS[0],))
         options = {key: value for key, value in options.items() if key not in (KV_DTYPE, *RANKS)}
         if foreign is None and not adapts:

@@ -21,7 +21,7 @@ from specdebug.faults.catalogue import check_fit, lacking
 from specdebug.faults.model import Fault, FaultClass, Need
 from specdebug.targets.algorithms import ADAPTIVE, KV_DTYPE, NONE, SGLANG, VLLM, Repertoire
 from specdebug.targets.base import Asked
-from specdebug.targets.ranks.layout import BALANCES, MOST, Layout
+from specdebug.targets.ranks.layout import BALANCES, MOST, RankLayout
 from specdebug.targets.ranks.layout import KEYS as RANKS
 from specdebug.targets.settings import ReleasedEngine, TargetChoice, parse_target
 
@@ -246,7 +246,7 @@ class TargetOptions:
             zero_fill=spec is not None and spec.draft_kv_on_hit == "zero_fill",
             guards=config.memory.guards,
             graphs=config.cuda_graph.batch_sizes if config.cuda_graph.enabled else (),
-            ranks=Layout.read(options).world,
+            ranks=RankLayout.read(options).world,
             exact=spec is None or spec.threshold_single == spec.threshold_acc == 1,
         )
 
@@ -298,12 +298,12 @@ class TargetOptions:
 
     def lacking(self, options: Options, kind: FaultClass) -> Need | None:
         """The first need of a class of faults that an engine of these options does not meet."""
-        return lacking(kind, self.read(options), Layout.read(options).world)
+        return lacking(kind, self.read(options), RankLayout.read(options).world)
 
     def check_fault(self, options: Options, fault: Fault, who: str) -> None:
         """Raise ContentError at the fault's place (BadFault for one of the command line) where it cannot act. ``who``
         has the engine, such as ``arm 'fixed'``."""
-        check_fit(fault, self.read(options), who, Layout.read(options).world)
+        check_fit(fault, self.read(options), who, RankLayout.read(options).world)
 
     def numbers(self, options: Options) -> Iterator[tuple[Place, int, int]]:
         """The numbers that may be made smaller: place, value, and the least that it may ever be."""

@@ -13,7 +13,7 @@ MOST = 8
 
 
 @dataclass(frozen=True)
-class Layout:
+class RankLayout:
     """Ranks by how they share the work; rank ``pp_rank * tp + tp_rank`` holds a part of the layers of a stage.
 
     Attributes:
@@ -31,7 +31,7 @@ class Layout:
     dp_balance: str = "round_robin"
 
     @classmethod
-    def read(cls, options: Mapping[str, Any]) -> Layout:
+    def read(cls, options: Mapping[str, Any]) -> RankLayout:
         """The layout that options ask for. Raises InvalidOption."""
         given = {key: options[key] for key in KEYS if key in options}
         for key in ("tp", "pp", "dp"):
@@ -88,6 +88,6 @@ class Layout:
         return number % self.dp if self.dp_balance == BALANCES[0] else 0
 
 
-KEYS = tuple(each.name for each in fields(Layout))
+KEYS = tuple(each.name for each in fields(RankLayout))
 """The engine options that are read here."""
 BALANCES = ("round_robin", "skewed")

@@ -86,7 +86,7 @@ class Said:
 
 
 @dataclass
-class Report:
+class RankReport:
     """A rank's account of a step."""
 
     stepped: Stepped
@@ -143,7 +143,7 @@ class Noted:
                 continue
         return {"kv": kv}
 
-    def report(self, stepped: Stepped, collectives: list[Collective], findings: list[Any]) -> Report:
+    def report(self, stepped: Stepped, collectives: list[Collective], findings: list[Any]) -> RankReport:
         """All that was noted since the last."""
         said, self._said = self._said, []
         facts, self._facts = self._facts, []
@@ -153,10 +153,10 @@ class Noted:
         rids = dict.fromkeys((*stepped.rids, *stepped.finished))
         requests = {rid: seen_of(self._session.request(rid)) for rid in rids}
         problems = list(self._session.check_pools()) if "pools" in self._session.shows else []
-        return Report(stepped, said, requests, facts, collectives, problems, findings)
+        return RankReport(stepped, said, requests, facts, collectives, problems, findings)
 
 
-def retold(reports: Sequence[Report], heads: int, requests: dict[str, RankedRequest], observers: Observers) -> None:
+def retold(reports: Sequence[RankReport], heads: int, requests: dict[str, RankedRequest], observers: Observers) -> None:
     """Tell what ranks that do the same have said, the first of which leads: of each request's keys and values all
     ``heads``, which lie apart."""
     shards: dict[tuple[str, type[Event]], list[dict[str, KeysValues]]] = {}

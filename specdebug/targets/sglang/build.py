@@ -11,7 +11,7 @@ from typing import Any
 from specdebug import async_probe
 from specdebug.targets.base import OverThere
 from specdebug.targets.inside.guard import EngineLook, tell_lost, wrap_all
-from specdebug.targets.ranks.layout import Layout
+from specdebug.targets.ranks.layout import RankLayout
 from specdebug.targets.sglang.flags import NATIVE_MOVES
 from specdebug.targets.sglang.inside.blocks import BLOCKS, BlockProbes
 from specdebug.targets.sglang.inside.memory import KERNEL_MEMORY, watch_kernels
@@ -42,7 +42,9 @@ def import_engine(*, cpu: bool) -> None:
         in_sglang("srt.managers.scheduler")
 
 
-def build(start: Start, layout: Layout, rank: int, there: OverThere, *, cpu: bool, looks: bool, states: bool) -> Built:
+def build(
+    start: Start, layout: RankLayout, rank: int, there: OverThere, *, cpu: bool, looks: bool, states: bool
+) -> Built:
     """Build that of a rank. ``looks``: its stages are looked at; ``states``: the model keeps recurrent states. Raises
     NoSeat, and what SGLang raises."""
     if cpu:

@@ -10,7 +10,7 @@ from specdebug.base.engine_flags import ENGINE_FLAGS, values_of
 from specdebug.base.errors import InvalidOption
 from specdebug.targets.algorithms import ADAPTIVE, KV_DTYPE, SGLANG
 from specdebug.targets.options import SGLANGS
-from specdebug.targets.ranks.layout import Layout
+from specdebug.targets.ranks.layout import RankLayout
 
 NO_FLAG: dict[tuple[str, ...], str] = {
     ("memory", "fill"): "its memory is torch's: what it holds is not decided",
@@ -101,14 +101,14 @@ def mapped(
         if value is not True:  # a switch that is on is its name alone
             words += map(str, value if isinstance(value, (list, tuple)) else (value,))
     words += [ADAPTING] if adapts and completed["speculative"][ADAPTIVE] else []
-    words += _ranks(Layout.read(options))
+    words += _ranks(RankLayout.read(options))
     words += ["--kv-cache-dtype", completed[KV_DTYPE]] if KV_DTYPE in completed else []
     lacking = [place for place in NO_FLAG if place != ("device",) and _is_given(options, place)]
     words += (*NO_PREFILL_GRAPHS[by_phase], *(ON_CPU if cpu else ("--device", "cuda")))
     return tuple(words), tuple(f"{'.'.join(place)}: {NO_FLAG[place]}" for place in lacking)
 
 
-def _ranks(layout: Layout) -> list[str]:
+def _ranks(layout: RankLayout) -> list[str]:
     words = ["--tp-size", str(layout.tp)] if layout.tp > 1 else []
     words += ["--pp-size", str(layout.pp)] if layout.pp > 1 else []
     return words + (["--enable-dp-attention", "--dp-size", str(layout.dp)] if layout.dp_attention else [])

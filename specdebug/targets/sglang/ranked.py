@@ -18,8 +18,8 @@ from specdebug.events import RanksBegin, RankStepped, Stepped
 from specdebug.targets.base import Opening, Session, StoredDrafts
 from specdebug.targets.ranks.collectives import Board, FlightRecorder, Tampering
 from specdebug.targets.ranks.crew import Crew, messages, tell
-from specdebug.targets.ranks.layout import Layout
-from specdebug.targets.ranks.told import Noted, RankedRequest, Report, retold
+from specdebug.targets.ranks.layout import RankLayout
+from specdebug.targets.ranks.told import Noted, RankedRequest, RankReport, retold
 from specdebug.targets.requests import Lost, NotShown, RequestView, Sampling, SessionFailed
 from specdebug.targets.sglang.inside.stages import DraftRows
 from specdebug.targets.sglang.session import SglangSession
@@ -44,13 +44,13 @@ class _Turn:
     asked: str = ""
 
 
-def bind_threads(layout: Layout) -> None:
+def bind_threads(layout: RankLayout) -> None:
     """Give each rank one of the cores of this process: SGLang would have a NUMA node for each."""
     cores = sorted(os.sched_getaffinity(0))
     os.environ.setdefault(_THREADS, "|".join(str(cores[rank % len(cores)]) for rank in range(layout.world)))
 
 
-def open_ranked(layout: Layout, heads: int, make: Make, opening: Opening) -> RankedSession:
+def open_ranked(layout: RankLayout, heads: int, make: Make, opening: Opening) -> RankedSession:
     """Fork the ranks, build their schedulers together, and return the session. Raises SessionFailed."""
     board = Board(layout.world)
 
@@ -76,7 +76,7 @@ def _unwatched() -> None:
     """The worker watches its ranks, and these watch nothing."""
 
 
-def _noted(layout: Layout, session: SglangSession, rank: int) -> Noted:
+def _noted(layout: RankLayout, session: SglangSession, rank: int) -> Noted:
     noted = Noted(session, leading=layout.leads(rank), shows_kv="kv" in session.shows)
     session.observers.add(noted)
     session.record()
@@ -84,7 +84,7 @@ def _noted(layout: Layout, session: SglangSession, rank: int) -> Noted:
     return noted
 
 
-def _serve(layout: Layout, session: SglangSession, recorder: FlightRecorder, channel: Connection) -> None:
+def _serve(layout: RankLayout, session: SglangSession, recorder: FlightRecorder, channel: Connection) -> None:
     """Be a rank other than the worker's: do what each turn says, and tell of it."""
     noted = _noted(layout, session, recorder.rank)
     tell(channel, "built")
@@ -125,7 +125,7 @@ class RankedSession(Session):
         self,
         inner: SglangSession,
         crew: Crew,
-        layout: Layout,
+        layout: RankLayout,
         heads: int,
         recorder: FlightRecorder,
         opening: Opening,
@@ -190,7 +190,7 @@ class RankedSession(Session):
         leading = [reports[self._layout.leader(part)].stepped for part in range(self._layout.dp)]
         return leading[0] if len(leading) == 1 else _merged(self._step, leading)
 
-    def _turn(self) -> list[Report]:
+    def _turn(self) -> list[RankReport]:
         """One step of all ranks; their reports in order. Raises SessionFailed, RankFailed, and what SGLang raises."""
         calls, self._calls = self._calls, {rank: [] for rank in self._calls}
         due, self._controls.due = self._controls.due, {}
@@ -204,7 +204,7 @@ class RankedSession(Session):
         except SessionFailed as error:
             raise self._crew.blame(error) from None
         others = self._crew.receive()
-        return [mine, *(cast(Report, others[rank]) for rank in self._crew.numbers)]
+        return [mine, *(cast(RankReport, others[rank]) for rank in self._crew.numbers)]
 
     def request(self, rid: str) -> RequestView:
         return self._requests[rid]

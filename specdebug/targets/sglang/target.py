@@ -25,7 +25,7 @@ from specdebug.targets.installs.release import order, recipes
 from specdebug.targets.installs.store import Installed, StoreError
 from specdebug.targets.launch.process import StartCommand
 from specdebug.targets.options import SGLANGS
-from specdebug.targets.ranks.layout import Layout
+from specdebug.targets.ranks.layout import RankLayout
 from specdebug.targets.relations import NoTwin, Relation, Twin
 from specdebug.targets.sglang.drafts import block_draft, sglangs_folder, untied_folder
 from specdebug.targets.sglang.faults import SglangFaults
@@ -173,7 +173,7 @@ class SglangTarget(InstalledTarget):
 
     def forks(self, options: Mapping[str, Any]) -> bool:
         _, foreign, _ = SGLANG.named(options)
-        return (foreign is None or not foreign.remembers) and Layout.read(options).world == 1
+        return (foreign is None or not foreign.remembers) and RankLayout.read(options).world == 1
 
     def notes(self, options: Mapping[str, Any], here: Installed) -> tuple[str, ...]:
         otherwise = self._mapped(options, here)[1]
@@ -213,7 +213,7 @@ class SglangTarget(InstalledTarget):
         os.environ.setdefault(CONVOLVED, asked.dtype)
         hidden = SGLANG.hidden_by(options) | (frozenset() if asked.dense else BY_DENSE)
         shows = (SHOWS - INSIDE | frozenset(there.shows)) - hidden
-        cpu, layout, speculative = asked.device == "cpu", Layout.read(options), SGLANGS.read(options).speculative
+        cpu, layout, speculative = asked.device == "cpu", RankLayout.read(options), SGLANGS.read(options).speculative
         several = layout.world > 1
 
         def make(rank: int, watch: Callable[[], None] | None) -> SglangSession:
@@ -261,7 +261,7 @@ class SglangTarget(InstalledTarget):
         names = {place[-1]: name for place, name in SGLANGS.checkpoints(options)}
         below = here.folder / "checkpoints"
         model = sglangs_folder(checkpoint_path(names["model"]).resolve(), below)
-        if Layout.read(options).pp > 1:
+        if RankLayout.read(options).pp > 1:
             model = untied_folder(model, below)
         folders: dict[str, Any] = {"seed": 0, "model": str(model)}
         if "draft_model" in names:

@@ -16,7 +16,7 @@ from specdebug.events import BatchBegan, BatchEnded, Decided, Finishing, InVain,
 from specdebug.scenario.workload import RequestSampling
 from specdebug.targets.base import Asked, Busy, Opening, OverThere
 from specdebug.targets.inside import guard
-from specdebug.targets.ranks.layout import Layout
+from specdebug.targets.ranks.layout import RankLayout
 from specdebug.targets.requests import CannotBeServed, Lost, NotShown, SessionFailed
 from specdebug.targets.sglang import session as module
 from specdebug.targets.sglang.build import build
@@ -90,7 +90,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[Sglan
     def serving(
         *, look: bool = False, shows: str = "", asked: Asked | None = None, said: list[str] | None = None
     ) -> tuple[SglangSession, Any]:
-        built = build(Start.of(["--words"]), Layout(), 0, OverThere(), cpu=False, looks=False, states=False)
+        built = build(Start.of(["--words"]), RankLayout(), 0, OverThere(), cpu=False, looks=False, states=False)
         if look:
             built.look = Look()  # type: ignore[assignment]
             built.look.scheduler = built.scheduler

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdebug.targets.ranks.layout import Layout
+from specdebug.targets.ranks.layout import RankLayout
 from specdebug.targets.sglang.inside.seats import Seat, in_sglang
 from specdebug.targets.sglang.inside.windows import MAP, full_pool, violated_states, violated_windows
 
@@ -91,7 +91,7 @@ def _apart(ports: Any) -> Any:
     return dataclasses.replace(ports, **own)
 
 
-def make_scheduler(start: Start, layout: Layout, rank: int = 0) -> Any:
+def make_scheduler(start: Start, layout: RankLayout, rank: int = 0) -> Any:
     """A scheduler of one rank. Raises what SGLang raises."""
     own = in_sglang("srt.managers.scheduler")
     part = layout.part(rank) if layout.dp > 1 else None

@@ -67,7 +67,7 @@ STAGES: Mapping[str, tuple[str, ...]] = {
     "snapshot": ("*@snapshot.*",),
     "prefix": ("*@prefix.*",),
     "ends": (*OF_EAGLE["ends"], "twin@*: stop reasons"),
-    "logprobs": ("twin@*: log probabilities",),
+    "logprobs": ("twin@*: log probabilities", "*@logprobs.*"),
 }
 """By stage, what names it: a signature, or a twin with what is broken where no tensor is another."""
 

@@ -21,6 +21,8 @@ CRASH = "crash:"  # a worker that died of a signal: crash:SIGSEGV
 OUTPUTS = ("mismatch", "accept-drop", "sampling")
 """Kinds of what is found in outputs and in stored state, which began somewhere before. How a request ends (``ends``) is
 decided where it is seen."""
+RAISED = ("error@server.", "error@engine.")
+"""Beginnings of signatures of what a release raises, or ends a request by: often for a value that came to it."""
 DECIDED = ("mismatch@acceptance",)
 """Signatures of those kinds that are judged by what the engine itself decided from: they name their place."""
 SHARED = ("attention.", "kv_pool.")
@@ -33,13 +35,14 @@ SHAPE = r"^(crash:.+|hang|oom|[^@]+@.+)$"
 
 
 def may_have_begun_before(outcome: Outcome, wanted: Sequence[str] = ()) -> bool:
-    """Return True if a failure may have begun before what names it. What a tensor holds where a probe looks did not, if
-    that is ``wanted``: it is then where one of these patterns has it."""
+    """Return True if a failure may have begun before what names it. What a tensor holds where a probe looks, and what a
+    release raises, did not, if that is ``wanted``: it is then where one of these patterns has it."""
     signature = outcome.signature or ""
     kind = signature.partition("@")[0]
     if outcome.verdict != "fail" or outcome.interrupted or outcome.located is not None or signature in DECIDED:
         return False
-    return kind in OUTPUTS or (kind in PASSED_ON and not stated(wanted, signature))
+    passed_on = kind in PASSED_ON or signature.startswith(RAISED)
+    return kind in OUTPUTS or (passed_on and not stated(wanted, signature))
 
 
 def complaint(pattern: str) -> str | None:

@@ -1,6 +1,8 @@
+from types import SimpleNamespace
+
 import pytest
 
-from specdebug.verdict.signatures import complaint, names_place, stated
+from specdebug.verdict.signatures import complaint, may_have_begun_before, names_place, stated
 
 
 @pytest.mark.parametrize(
@@ -47,3 +49,22 @@ def test_a_located_failure_is_stated_by_its_place_or_else_by_what_was_seen():
     assert stated(("mismatch@*",), "mismatch@draft.bonus", "mismatch@request")
     assert not stated(("mismatch@draft_kv",), "mismatch@draft.bonus", "mismatch@request")
     assert not stated(("nan@*",), None)
+
+
+@pytest.mark.parametrize(
+    ("signature", "wanted", "before"),
+    [
+        ("mismatch@request", (), True),
+        ("mismatch@acceptance", (), False),
+        ("oob@draft.bonus", (), True),
+        ("oob@draft.bonus", ("oob@draft.*",), False),
+        ("error@server.error.RuntimeError.worker.verify", (), True),
+        ("error@server.error.RuntimeError.worker.verify", ("error@server.*",), False),
+        ("error@engine.abort", (), True),
+        ("error@kv_pool.free", (), False),
+        ("pools@states", (), False),
+    ],
+)
+def test_what_is_found_late_may_have_begun_before(signature, wanted, before):
+    outcome = SimpleNamespace(signature=signature, verdict="fail", interrupted=False, located=None)
+    assert may_have_begun_before(outcome, wanted) is before

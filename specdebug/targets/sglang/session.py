@@ -602,7 +602,7 @@ class SglangSession(Session):
             if tokens is not None and len(tokens):
                 request.sent += [int(token) for token in tokens]
             request.logprobs += map(float, told or ())
-            request.tops += [dict(zip(*row, strict=True)) for row in zip(tops[1] or (), tops[0] or (), strict=True)]
+            request.tops += [_likeliest(rid, *row) for row in zip(tops[1] or (), tops[0] or (), strict=True)]
             if reason is not None:
                 plain = reason if isinstance(reason, Mapping) else reason.to_json()
                 if plain["type"] == "abort" and request.own is None:
@@ -613,3 +613,10 @@ class SglangSession(Session):
                 if request.finish_reason is None:
                     request.end(plain)
                 self._now.finished.append(rid)
+
+
+def _likeliest(rid: str, ids: Sequence[int], told: Sequence[float]) -> dict[int, float]:
+    """Log probabilities of a position's likeliest tokens. Raises SessionFailed."""
+    if len(ids) != len(told):
+        raise SessionFailed(f"{rid} was told {len(told)} log probabilities of {len(ids)} tokens", "logprobs.likeliest")
+    return dict(zip(ids, told, strict=True))

@@ -23,7 +23,7 @@ from specdebug.targets.sglang.build import build
 from specdebug.targets.sglang.inside.probes import _NAME, PROBES
 from specdebug.targets.sglang.inside.scheduler import Start
 from specdebug.targets.sglang.inside.stages import StageSites
-from specdebug.targets.sglang.session import SglangSession
+from specdebug.targets.sglang.session import SglangSession, _likeliest
 from tests.targets.sglang.fake_sglang import EOS, AbortReq, import_fake
 
 SPEC = SpeculativeConfig(num_steps=1, eagle_topk=1, num_draft_tokens=2)
@@ -466,3 +466,10 @@ def test_losses_are_told_once(serve: Any) -> None:
     session, _ = serve()
     module.LOST.extend([Lost("graphs", "gone", "", True)] * 2)
     assert [each.what for each in session.lost()] == [PROBES, "graphs"]
+
+
+def test_log_probabilities_that_fit_no_tokens_are_the_engine_s_failure() -> None:
+    assert _likeliest("a", [7, 8], [-0.5, -1.5]) == {7: -0.5, 8: -1.5}
+    with pytest.raises(SessionFailed, match=r"a was told 1 log probabilities of 2 tokens") as failed:
+        _likeliest("a", [7, 8], [-0.5])
+    assert failed.value.site == "logprobs.likeliest"

@@ -20,6 +20,7 @@ from specdebug.targets.sglang.inside.scheduler import RELEASE, RUN, TAKE, Start,
 from specdebug.targets.sglang.inside.seats import in_sglang
 from specdebug.targets.sglang.inside.stages import LOOKS, StageLook, look
 from specdebug.targets.sglang.inside.stand_ins import import_for_cpu, replace_recurrent, without_a_gpu
+from specdebug.targets.sglang.inside.states import RECURRENT, StateProbes
 
 
 @dataclass
@@ -61,6 +62,7 @@ def build(
     seen = attempt(LOOKS, look) if looks else None
     scheduler = make_scheduler(start, layout, rank)
     attempt(BLOCKS, lambda: wrap_all(BlockProbes().taps(), EngineLook(BLOCKS)))
+    attempt(RECURRENT, lambda: wrap_all(StateProbes().taps(), EngineLook(RECURRENT)))
     async_probe.drain()  # what captures said of buffers that held nothing
     return Built(scheduler, seen, tuple(without_a_gpu()) if cpu else (), taps)
 

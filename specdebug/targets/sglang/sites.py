@@ -38,9 +38,10 @@ OF_BLOCKS = (
     *("block.input_ids", "block.positions", "draft.out_cache_loc"),
     *("verify.input_ids", "verify.positions", "verify.out_cache_loc"),
     *("accept.num_correct_drafts", "accept.bonus", "accept.new_seq_lens"),
-    *("kv_pool.write.loc", "context.commit_lens"),
+    *("kv_pool.write.loc", "context.commit_lens", "commit.state"),
 )
-"""Sites at which drafters of blocks and of n-grams are looked at (``inside/blocks.py``)."""
+"""Sites at which drafters of blocks and of n-grams, and recurrent states, are looked at (``inside/blocks.py``,
+``inside/states.py``)."""
 
 
 def passed() -> frozenset[str]:

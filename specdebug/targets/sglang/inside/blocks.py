@@ -57,17 +57,16 @@ class BlockSites:
         self._add("context.hidden_states", states)
 
     @after(bound=1)
-    def flash_accepted(self, answer: Any, _: Any, **named: Any) -> None:
+    def flash_accepted(self, answer: Any, *args: Any, **named: Any) -> None:
         _, commit_lens, bonus, out_tokens, _ = answer
-        self._accepted(named["candidates"], out_tokens, commit_lens, bonus)
+        self._accepted(out_tokens, commit_lens, bonus)
 
     @after(bound=1)
-    def spark_accepted(self, answer: Any, _: Any, **named: Any) -> None:
-        self._accepted(named["verify_ids_2d"], answer.out_tokens, answer.commit_lens, answer.bonus)
+    def spark_accepted(self, answer: Any, *args: Any, **named: Any) -> None:
+        self._accepted(answer.out_tokens, answer.commit_lens, answer.bonus)
         self._add("accept.new_seq_lens", answer.new_seq_lens)
 
-    def _accepted(self, candidates: Tensor, out_tokens: Tensor, commit_lens: Tensor, bonus: Tensor) -> None:
-        self._add("block.draft_tokens", candidates)
+    def _accepted(self, out_tokens: Tensor, commit_lens: Tensor, bonus: Tensor) -> None:
         self._add("accept.num_correct_drafts", commit_lens - 1)
         flat = out_tokens.reshape(-1)
         self._add("accept.predict", flat.where(certain(flat.numel(), commit_lens), 0))

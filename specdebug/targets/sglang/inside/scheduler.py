@@ -18,7 +18,8 @@ from torch import Tensor
 
 from specdebug.targets.ranks.layout import RankLayout
 from specdebug.targets.sglang.inside.seats import Seat, in_sglang
-from specdebug.targets.sglang.inside.windows import MAP, full_pool, violated_states, violated_windows
+from specdebug.targets.sglang.inside.states import violated_states
+from specdebug.targets.sglang.inside.windows import MAP, full_pool, violated_windows
 
 _BATCH, _SCHEDULER = "srt.managers.schedule_batch", "srt.managers.scheduler:Scheduler"
 RUN, TAKE = (

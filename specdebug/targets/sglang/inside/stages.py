@@ -279,6 +279,7 @@ class StageSites:
         self.computing = False
         self.stored = StoredSites(self.add, lambda: self.computing)
         self._drafted: Any = None  # what the draft model said last of a prefill, or of accepted tokens
+        self._block = False  # True once a block was drafted that is not verified yet
 
     def add(self, site: str, tensor: Tensor) -> None:
         if self.computing:
@@ -294,6 +295,9 @@ class StageSites:
         if place is None:
             return call(forward_batch, *args, **named)
         self.stored.before(place, runner, forward_batch)
+        if place == "verify" and self._block:  # behind the first token, which no draft chose
+            self.add("block.draft_tokens", forward_batch.input_ids.reshape(forward_batch.batch_size, -1)[:, 1:])
+        self._block = place == "block"
         ids = _certain_ids(forward_batch) if place == "draft_extend" else forward_batch.input_ids
         self.add(f"{place}.input_ids", ids)
         if place in ("draft.forward", "block"):

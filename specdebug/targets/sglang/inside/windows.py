@@ -1,6 +1,5 @@
-"""The laws of SGLang's other pools. Layers with a sliding window keep keys and values of the last positions alone, in
-slots of their own, to which a map leads from the slots of all other layers. Recurrent layers keep states, in slots of
-requests and of the tree."""
+"""The laws of SGLang's second pool: layers with a sliding window keep keys and values of the last positions alone, in
+slots of their own, to which a map leads from the slots of all other layers."""
 
 from __future__ import annotations
 
@@ -48,27 +47,3 @@ def violated_windows(
         if gone.numel():
             at = cells.numel() - seen.numel() + int(gone[0])
             yield f"windows: {rid} position {at} of {cells.numel()} is within the window, and its slot was taken away"
-
-
-def violated_states(pool: Any, requests: Sequence[Any], tree: Any) -> Iterator[str]:
-    """The laws that do not hold, each ``states: what``: every slot of the pool of recurrent states is free, one
-    request's, or the tree's. ``requests``: all that may hold one. Slot 0 is for padding."""
-    if (allocator := getattr(pool, "mamba_allocator", None)) is None or not hasattr(tree, "all_mamba_values_flatten"):
-        return
-    parts = [("free", allocator.free_slots.tolist()), ("cached", tree.all_mamba_values_flatten().tolist())]
-    for each in requests:
-        if (kv := each.kv) is not None and kv.mamba_pool_idx is not None:
-            kept = () if kv.mamba_ping_pong_track_buffer is None else kv.mamba_ping_pong_track_buffer.tolist()
-            empty = kv.mamba_ping_pong_empty or ()
-            own = [slot for slot, gone in zip(kept, empty, strict=False) if not gone]
-            parts.append((each.rid, [int(kv.mamba_pool_idx), *own]))
-    owners: dict[int, list[str]] = {slot: [] for slot in range(1, allocator.size + 1)}
-    for label, slots in parts:
-        for slot in slots:
-            owners.setdefault(slot, []).append(label)
-    for slot, who in owners.items():
-        if len(who) > 1:
-            yield f"states: slot {slot} of recurrent states is {' and '.join(who)}"
-    lost = [slot for slot, who in owners.items() if not who]
-    if lost:
-        yield f"states: {len(lost)} slots of recurrent states have no owner (first: {lost[0]})"

@@ -1,4 +1,4 @@
-"""Other pools add up: each law of windows and states holds of sound ones, and each way to break it is named."""
+"""Two pools add up: each law of the layers with a window holds of sound ones, and each way to break it is named."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from specdebug.targets.sglang.inside.scheduler import booked, violated
-from specdebug.targets.sglang.inside.windows import violated_states, violated_windows
+from specdebug.targets.sglang.inside.windows import violated_windows
 from tests.targets.sglang.inside.engine import PAGE, PAGES, Allocator, scheduler
 
 
@@ -84,22 +84,3 @@ def test_the_books_of_a_scheduler_with_two_pools_are_those_of_full_attention_and
     pools.swa_attn_allocator.free_pages = torch.tensor([1, 2, 4])
     (broken,) = violated(engine)
     assert broken.startswith("windows: 0123abcd-a position ")
-
-
-@pytest.mark.parametrize(
-    ("free", "cached", "expected"),
-    [
-        ([5, 6], [4], None),
-        ([5, 6, 4], [4], "slot 4 of recurrent states is free and cached"),
-        ([5, 6], [4, 1], "slot 1 of recurrent states is cached and a"),
-        ([5], [4], "1 slots of recurrent states have no owner (first: 6)"),
-    ],
-)
-def test_each_slot_of_recurrent_states_has_one_owner(free: list[int], cached: list[int], expected: str | None) -> None:
-    pool = SimpleNamespace(mamba_allocator=SimpleNamespace(size=6, free_slots=torch.tensor(free)))
-    tree = SimpleNamespace(all_mamba_values_flatten=lambda: torch.tensor(cached))
-    buffer = {"mamba_ping_pong_track_buffer": torch.tensor([2, 3, -1]), "mamba_ping_pong_empty": [False, False, True]}
-    one = SimpleNamespace(rid="a", kv=SimpleNamespace(mamba_pool_idx=torch.tensor(1), **buffer))
-    waits = SimpleNamespace(rid="b", kv=None)
-    assert list(violated_states(pool, [one, waits], tree)) == ([] if expected is None else [f"states: {expected}"])
-    assert list(violated_states(SimpleNamespace(), [one], tree)) == []

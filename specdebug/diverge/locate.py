@@ -146,12 +146,11 @@ class Locator:
 
     def _suspect(self, result: ArmResult) -> Suspect | str:
         run, outcome = result.run, result.outcome
-        if not find_target(run.target).traits.records:
-            return f"target {run.target} cannot show its tensors"
-        seen, step = outcome.signature or "", outcome.where_step
-        sound = twin_of(run)
+        seen, step, sound = outcome.signature or "", outcome.where_step, twin_of(run)
         if sound is None and _kind(seen) not in OUTPUTS:
             return IN_PLACE
+        if not find_target(run.target).traits.records:
+            return f"target {run.target} cannot show its tensors"
         if sound is None and run.target == DEFAULT:
             return Suspect(run, None, seen, step, REFERENCE)
         if sound is None:

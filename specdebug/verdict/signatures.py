@@ -19,10 +19,9 @@ BARE_KINDS = ("hang", "oom")  # kinds that can stand without a site
 CRASH = "crash:"  # a worker that died of a signal: crash:SIGSEGV
 
 OUTPUTS = ("mismatch", "accept-drop", "sampling")
-"""Kinds of what is found in outputs and in stored state, which began somewhere before. How a request ends (``ends``) is
-decided where it is seen."""
-RAISED = ("error@server.", "error@engine.")
-"""Beginnings of signatures of what a release raises, or ends a request by: often for a value that came to it."""
+"""Kinds of what is found in outputs and in stored state, which began somewhere before."""
+LATE = ("error@server.", "error@engine.", "ends@")
+"""Beginnings of signatures of what a release raises, and of how a request ends: often for a value that came there."""
 DECIDED = ("mismatch@acceptance",)
 """Signatures of those kinds that are judged by what the engine itself decided from: they name their place."""
 SHARED = ("attention.", "kv_pool.")
@@ -35,13 +34,13 @@ SHAPE = r"^(crash:.+|hang|oom|[^@]+@.+)$"
 
 
 def may_have_begun_before(outcome: Outcome, wanted: Sequence[str] = ()) -> bool:
-    """Return True if a failure may have begun before what names it. What a tensor holds where a probe looks, and what a
-    release raises, did not, if that is ``wanted``: it is then where one of these patterns has it."""
+    """Return True if a failure may have begun before what names it. What a tensor holds where a probe looks, and what is
+    :data:`LATE`, did not, if that is ``wanted``: it is then where one of these patterns has it."""
     signature = outcome.signature or ""
     kind = signature.partition("@")[0]
     if outcome.verdict != "fail" or outcome.interrupted or outcome.located is not None or signature in DECIDED:
         return False
-    passed_on = kind in PASSED_ON or signature.startswith(RAISED)
+    passed_on = kind in PASSED_ON or signature.startswith(LATE)
     return kind in OUTPUTS or (passed_on and not stated(wanted, signature))
 
 

@@ -61,6 +61,8 @@ def test_a_located_failure_is_stated_by_its_place_or_else_by_what_was_seen():
         ("error@server.error.RuntimeError.worker.verify", (), True),
         ("error@server.error.RuntimeError.worker.verify", ("error@server.*",), False),
         ("error@engine.abort", (), True),
+        ("ends@stop.token", (), True),
+        ("ends@stop.token", ("ends@*",), False),
         ("error@kv_pool.free", (), False),
         ("pools@states", (), False),
     ],

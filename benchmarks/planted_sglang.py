@@ -34,7 +34,6 @@ from packaging.specifiers import SpecifierSet
 from specdebug.apps.mutants.find import Code, Mutant, code_of
 from specdebug.apps.mutants.sound import FirstDifference, Sound, commons, measure_sound, sound_arms
 from specdebug.campaign.loops.warm import WarmPool
-from specdebug.diverge.align import is_where
 from specdebug.patching.match import place
 from specdebug.patching.source import Patch
 from specdebug.patching.toggles import Toggle
@@ -120,7 +119,7 @@ def _located(outcome: Outcome, found: FirstDifference | None) -> str:
     if found is None or found.kind in ("book", "trace", "rounding", "end") or not may_have_begun_before(outcome):
         return seen
     kind, _, site = seen.partition("@")
-    if kind not in OUTPUTS and (found.kind != "value" or (found.step == outcome.where_step and is_where(site))):
+    if kind not in OUTPUTS and (found.kind != "value" or (found.step == outcome.where_step and site in found.before)):
         return seen
     return f"mismatch@{found.site or SCHEDULE}" if f"{kind}@{found.site}" != seen else seen
 

@@ -239,8 +239,10 @@ def place_of(sound: Sequence[RecordedStep], failing: Sequence[RecordedStep], sus
     share, side = (found.right, sides[1]) if found.left is None else (found.left, sides[0])
     assert share is not None  # for the type checker: one of them is there
     site, stage = share.descriptor.site, ""
-    if suspect.seen == f"{kind}@{site}" or (found.step == until and is_where(suspect.seen.partition("@")[2])):
-        return IN_PLACE  # in one step, a slot that is wrong comes before the first number read through it
+    seen = suspect.seen.partition("@")[2]
+    calls = next(step.calls for step in side if step.number == share.step)[: share.call]
+    if site == seen or (found.step == until and is_where(seen) and any(call.site == seen for call in calls)):
+        return IN_PLACE  # slots are not compared: they come before the number that is read through them
     if site.startswith(SHARED):  # stages share it: the next site tells whose forward passed it
         step = next(step for step in side if step.number == share.step)
         later = (call.site for call in step.calls[share.call :])

@@ -34,8 +34,8 @@ SHAPE = r"^(crash:.+|hang|oom|[^@]+@.+)$"
 
 
 def may_have_begun_before(outcome: Outcome, wanted: Sequence[str] = ()) -> bool:
-    """Return True if a failure may have begun before what names it. What a tensor holds where a probe looks, and what is
-    :data:`LATE`, did not, if that is ``wanted``: it is then where one of these patterns has it."""
+    """Return True if a failure may have begun before what names it. What a tensor holds where a probe looks, and what
+    is :data:`LATE`, did not, if that is ``wanted``: it is then where one of these patterns has it."""
     signature = outcome.signature or ""
     kind = signature.partition("@")[0]
     if outcome.verdict != "fail" or outcome.interrupted or outcome.located is not None or signature in DECIDED:

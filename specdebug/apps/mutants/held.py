@@ -97,6 +97,7 @@ class HeldListener(ReleaseListener):
         first: the first difference beyond rounding, or of rounding where there is no other: kind, step, site, request
             and text.
         sites: those with a difference beyond rounding.
+        before: sites of slots that were passed in the first difference's step before it.
     """
 
     def __init__(self, sound: list[TapedBatch], branches: int, nodes: int, allowed: Callable[[str], float]) -> None:
@@ -108,6 +109,8 @@ class HeldListener(ReleaseListener):
         self.over = False
         self.first: tuple[str, int, str, str | None, str] | None = None
         self.sites: list[str] = []
+        self.before: list[str] = []
+        self._slots: list[str] = []
 
     def finish(self) -> None:
         """The run is over."""
@@ -120,6 +123,8 @@ class HeldListener(ReleaseListener):
         if self.over:
             return
         self._missing("nothing more")
+        if self._batch is None or self._batch.step != batch.step:
+            self._slots = []
         sound = self._batch = next(self._batches, None)
         if sound is None:
             self._part("end", batch.step, "", None, f"only the mutant has a batch in step {batch.step}")
@@ -140,6 +145,8 @@ class HeldListener(ReleaseListener):
         if self.over or batch is None:
             return
         site, values = call.site, array_of(call.tensor)
+        if is_where(site):
+            self._slots.append(site)
         there, sound = next(self._calls, ("nothing more", values))
         if there != site:
             text = f"the sound engine passes {there}, the mutant {site}"
@@ -167,7 +174,7 @@ class HeldListener(ReleaseListener):
 
     def _part(self, what: str, step: int, site: str, whose: str | None, text: str) -> None:
         if not self.sites:
-            self.first = what, step, site, whose, text
+            self.first, self.before = (what, step, site, whose, text), sorted(set(self._slots))
         if site not in self.sites:
             self.sites.append(site)
         self.over = what != "value" or len(self.sites) >= SITES

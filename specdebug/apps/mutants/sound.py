@@ -268,14 +268,16 @@ class ReleaseSound(Sound):
         if what == "rounding" and beside is not None:
             return Found(beside)
         read = beside is not None or len(held["sites"]) > 1 or what != "value" or site.startswith(KEPT)
-        return Found(FirstDifference(what, self.name, step, site, whose, text, read), what != "rounding")
+        first = FirstDifference(what, self.name, step, site, whose, text, read, tuple(held["before"]))
+        return Found(first, what != "rounding")
 
 
 @dataclass(frozen=True)
 class FirstDifference:
     """The first difference. ``site``: a probe's, or the name of a book. ``request``: whose it is, if anybody's.
 
-    ``read``: something else differed, too, or could later; else what is wrong there was never read.
+    ``read``: something else differed, too, or could later; else what is wrong there was never read. ``before``: of a
+    release, sites of slots that were passed before it in its step.
     """
 
     kind: str
@@ -285,6 +287,7 @@ class FirstDifference:
     request: str | None = None
     text: str = ""
     read: bool = True
+    before: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, scenario: str, found: Difference, read: bool) -> FirstDifference:

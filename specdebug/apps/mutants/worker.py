@@ -232,7 +232,7 @@ class _Held(Listening):
             self._books.look()
             (self._folder / BOOKS).write_text(json.dumps(self._books.kept))
         if self._held is not None:
-            facts = {"first": self._held.first, "sites": self._held.sites}
+            facts = {"first": self._held.first, "sites": self._held.sites, "before": self._held.before}
             (self._folder / HELD).write_text(json.dumps(facts))
 
 

@@ -2,7 +2,7 @@
 moved, copied or kept wrongly differs here, before the forward that reads it, and by a name of its own.
 
 ``prefix.*``: what a prefill goes on from, cached or computed in chunks before. ``commit.*``: the last positions of a
-request whose tokens are certain, as many as a verify has. ``*.state``: of recurrent layers; ``snapshot.state``: the
+request whose tokens are certain, as many as a verify has, and ``relay.seq_lens`` how many those are. ``*.state``: of recurrent layers; ``snapshot.state``: the
 buffers in which a request keeps them for the tree."""
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class StoredSites:
                     if self._draft is not None:
                         self._add("prefix.draft_kv", _sums(self._draft, cells, lengths))
             case "verify" | "block":
+                self._add("relay.seq_lens", lengths)
                 nodes = batch.input_ids.numel() // max(lengths.numel(), 1)
                 kept = "draft_kv" if place == "block" else "target_kv"
                 self._add(f"commit.{kept}", _last(pool, cells, lengths, nodes))
@@ -58,8 +59,10 @@ class StoredSites:
     def drafts(self, runner: Any, batch: Any, nodes: int) -> None:
         """A draft that keeps keys and values begins."""
         if self._live():
+            lengths = batch.seq_lens.long()
+            self._add("relay.seq_lens", lengths)
             cells = runner.req_to_token_pool.req_to_token[batch.req_pool_indices.long()]
-            self._add("commit.draft_kv", _last(runner.token_to_kv_pool, cells, batch.seq_lens.long(), nodes))
+            self._add("commit.draft_kv", _last(runner.token_to_kv_pool, cells, lengths, nodes))
 
     @after(bound=1)
     def copied(self, _: Any, runner: Any, batch: Any) -> None:

@@ -2,8 +2,8 @@
 moved, copied or kept wrongly differs here, before the forward that reads it, and by a name of its own.
 
 ``prefix.*``: what a prefill goes on from, cached or computed in chunks before. ``commit.*``: the last positions of a
-request whose tokens are certain, as many as a verify has, and ``relay.seq_lens`` how many those are. ``*.state``: of recurrent layers; ``snapshot.state``: the
-buffers in which a request keeps them for the tree."""
+request whose tokens are certain, as many as a verify has; ``relay.seq_lens``: how many are. ``*.state``: of recurrent
+layers; ``snapshot.state``: the buffers in which a request keeps them for the tree."""
 
 from __future__ import annotations
 

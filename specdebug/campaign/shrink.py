@@ -360,7 +360,7 @@ def scenario_text(scenario: Scenario, name: str, seed: int, signature: str, head
     plain = scenario.to_dict()
     bare = Scenario(name, scenario.workload, scenario.arms, scenario.expect).to_dict()
     (arm,) = scenario.arms
-    parts = ("engine", "faults", "probes", "oracles", "limits")
+    parts = ("target", "engine", "faults", "probes", "oracles", "limits")
 
     def group_plain(group: WorkloadGroup) -> dict[str, Any]:
         plain, nothing = group.to_dict(), Arrive().to_dict()

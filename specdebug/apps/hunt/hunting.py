@@ -32,7 +32,7 @@ from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.library import Library
 from specdebug.targets.options import options_of
 from specdebug.targets.relations import RELATIONS
-from specdebug.targets.settings import TargetChoice, engine_of
+from specdebug.targets.settings import ReleasedEngine, TargetChoice, engine_of
 from specdebug.verdict.twins import TWIN
 from specdebug.workers.pool import WorkerPool
 
@@ -79,7 +79,8 @@ class HuntRunner:
 
     def plain(self, number: int) -> dict[str, Any]:
         plain = drawn(self.seed, number, options_of(self.target))
-        return {**plain, "engine": {**plain["engine"], **self.engine}}
+        served = {"target": engine_of(self.target)} if isinstance(self.target, ReleasedEngine) else {}
+        return {**plain, **served, "engine": {**plain["engine"], **self.engine}}
 
     def scenario(self, number: int) -> Scenario:
         return Scenario.from_dict(self.plain(number))

@@ -219,9 +219,13 @@ def _all() -> Iterable[StandIn]:
     yield StandIn(tuple(f"{module}:sgl_build_tree_kernel_efficient" for module in builders), build)
     for kernel in _SAMPLING:
         # other releases import them where they call them
-        for module in (_UTILS, "srt.speculative.eagle_info", "srt.speculative.eagle_info_v2"):
+        for module in (
+            _UTILS,
+            *(f"srt.speculative.{name}" for name in ("eagle_info", "eagle_info_v2", "dflash_utils")),
+        ):
             yield StandIn((f"{module}:{kernel.__name__}",), _its_own(_SAMPLE, kernel), needed=False)
-    yield StandIn(("srt.speculative.eagle_info:TREE_SPEC_KERNEL_AVAILABLE",), _constant(True), needed=False)
+    for there in ("eagle_info:TREE_SPEC_KERNEL_AVAILABLE", "dflash_utils:_DFLASH_SAMPLING_VERIFY_AVAILABLE"):
+        yield StandIn((f"srt.speculative.{there}",), _constant(True), needed=False)
     # By the device, this would be a rope of sgl-kernel's for CPUs.
     yield StandIn(("srt.models.deepseek_v2:get_rope_wrapper",), _its_rope, needed=False)
     yield StandIn(("srt.layers.rotary_embedding.base:RotaryEmbedding.forward_native",), _of_no_tokens, needed=False)

@@ -77,8 +77,12 @@ class _Stepper:
         self._thread = threading.Thread(target=self._run, args=(scheduler,), name="scheduler", daemon=True)
         owner, name = (RECEIVE if watch is None else PULL).find()
         pull = getattr(owner, name)
-        # A stage behind the first has them from the one before it, and any other rank from its leader.
-        setattr(owner, name, lambda receiver: self._received() if leads else self._received() or pull(receiver))
+
+        def arrive(receiver: Any, *args: Any, **named: Any) -> Any:
+            """A stage behind the first has them from the one before it, and any other rank from its leader."""
+            return self._received() if leads else self._received() or pull(receiver, *args, **named)
+
+        setattr(owner, name, arrive)
 
     def step(self, arriving: Sequence[Any]) -> None:
         """One iteration, at whose start these requests arrive. Raises what the scheduler raises."""

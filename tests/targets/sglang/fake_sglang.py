@@ -92,7 +92,7 @@ class Req:
 
 
 class SchedulerRequestReceiver:
-    def recv_requests(self) -> list[Any]:
+    def recv_requests(self, local_reqs: list[Any] | None = None) -> list[Any]:
         raise AssertionError("a session gives the requests")
 
 
@@ -123,7 +123,7 @@ class Scheduler:
 
     def run_event_loop(self) -> None:
         while True:
-            for each in SchedulerRequestReceiver().recv_requests():
+            for each in SchedulerRequestReceiver().recv_requests(local_reqs=[]):
                 self._receive(each)
             batch = self._next_batch()
             if batch is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from specdebug.targets.sglang.inside.stages import StageLook
+from specdebug.targets.sglang.inside.stages import StageLook, StageSites
 
 TOPK, STEPS, NODES, VOCAB = 2, 3, 4, 8
 CHOSEN = torch.tensor([[0, 3], [2, 1]])
@@ -68,3 +68,18 @@ def test_a_draft_that_stores_no_hidden_state_stores_one_of_width_0() -> None:
     look.begin()
     look.draft_prefill(lambda *_: batch.spec_info, SimpleNamespace(), batch)
     assert look.seen()["a"]["stored"]["hidden_states"].shape == (0,)
+
+
+def test_what_a_block_s_draft_chose_is_told_before_it_is_verified() -> None:
+    sites, told = StageSites(), []
+    sites.computing, sites.hear = True, lambda site, tensor: told.append((site, tensor.tolist()))
+    sites.stored = SimpleNamespace(before=lambda *_: None)  # type: ignore[assignment]
+    mode, tokens = SimpleNamespace(is_target_verify=lambda: True), torch.tensor([7, 1, 2, 8, 3, 4])
+    batch = SimpleNamespace(forward_mode=mode, input_ids=tokens, positions=tokens, batch_size=2)
+    output = SimpleNamespace(logits_output=SimpleNamespace(hidden_states=None, next_token_logits=torch.zeros(6, 1)))
+    for drafts in (True, False, False):
+        sites.model_forward(lambda *_: output, SimpleNamespace(is_draft_worker=drafts), batch)
+    names = [site for site, _ in told]
+    assert names[:4] == ["block.input_ids", "block.positions", "block.draft_tokens", "verify.input_ids"]
+    assert told[2][1] == [[1, 2], [3, 4]]
+    assert names.count("block.draft_tokens") == 1  # what is verified next was drafted otherwise

@@ -75,6 +75,10 @@ def seen_of(request: Any) -> dict[str, Any]:
             for name, each in facts.items()}  # fmt: skip
 
 
+_PARTED = (".target_kv", ".draft_kv", ".state")
+"""Sites of keys, values and recurrent states by their heads, as names end."""
+
+
 @dataclass
 class Said:
     """An event, by the ids of its requests, and these as they were."""
@@ -110,8 +114,9 @@ class Noted:
         self._facts: list[Fact] = []
 
     def add(self, site: str, tensor: Tensor) -> None:
-        """A tensor has passed a site."""
-        self._facts.append((site, tensor.detach().to("cpu", copy=True)))
+        """A tensor has passed a site; what a pool holds, of which each rank has a part, is no fact."""
+        if not site.endswith(_PARTED):
+            self._facts.append((site, tensor.detach().to("cpu", copy=True)))
 
     def on(self, event: Any) -> None:
         match event:

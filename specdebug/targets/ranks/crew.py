@@ -85,11 +85,13 @@ class Crew:
         with contextlib.suppress(OSError):
             tell(self._ranks[number - 1].channel, message)
 
-    def receive(self) -> dict[int, Any]:
-        """One message of each rank. Raises RankFailed for one that says that it has failed, died, or hangs."""
+    def receive(self, among: Sequence[int] | None = None) -> dict[int, Any]:
+        """One message of each rank, or of those ``among`` them. Raises RankFailed for one that says that it has failed,
+        died, or hangs."""
         messages: dict[int, Any] = {}
-        while len(messages) < len(self._ranks):
-            silent = [each for each in self._ranks if each.number not in messages]
+        asked = [each for each in self._ranks if among is None or each.number in among]
+        while len(messages) < len(asked):
+            silent = [each for each in asked if each.number not in messages]
             for channel in wait([each.channel for each in silent], _LOOK_S):
                 rank = next(each for each in silent if each.channel is channel)
                 if (message := self._heard(rank)) is not None:

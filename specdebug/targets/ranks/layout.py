@@ -14,7 +14,8 @@ MOST = 8
 
 @dataclass(frozen=True)
 class RankLayout:
-    """Ranks by how they share the work; rank ``pp_rank * tp + tp_rank`` holds a part of the layers of a stage.
+    """Ranks by how they share the work; rank ``pp_rank * tp + tp_rank`` of a server holds a part of the layers of a
+    stage.
 
     Attributes:
         tp: ranks that share each layer.
@@ -22,6 +23,8 @@ class RankLayout:
         dp: parts of the ``tp`` ranks of which each attends to requests of its own.
         dp_attention: attention is by these parts; without it ``dp`` is 1.
         dp_balance: ``round_robin`` gives each part its turn of the requests, ``skewed`` gives the first all of them.
+        disaggregation: ``pd``: one server prefills and hands requests over to another, which decodes. Each has the ranks
+            above, those that decode first.
     """
 
     tp: int = 1
@@ -29,6 +32,7 @@ class RankLayout:
     dp: int = 1
     dp_attention: bool = False
     dp_balance: str = "round_robin"
+    disaggregation: str | None = None
 
     @classmethod
     def read(cls, options: Mapping[str, Any]) -> RankLayout:
@@ -42,19 +46,34 @@ class RankLayout:
             raise InvalidOption("must be true or false", ("dp_attention",))
         if given.get("dp_balance", BALANCES[0]) not in BALANCES:
             raise InvalidOption(f"must be one of {', '.join(BALANCES)}", ("dp_balance",))
+        if given.get("disaggregation") not in (None, PD):
+            raise InvalidOption(f"must be {PD}", ("disaggregation",))
         layout = cls(**given)
         if layout.dp > 1 and not layout.dp_attention:
             raise InvalidOption("is the ranks of one server by dp_attention alone; give dp_attention: true", ("dp",))
         if layout.tp % layout.dp:
             raise InvalidOption(f"must divide tp, which is {layout.tp}", ("dp",))
         if layout.world > MOST:
-            raise InvalidOption(f"with tp {layout.tp} there are {layout.world} ranks; the most are {MOST}", ("pp",))
+            raise InvalidOption(f"in all there are {layout.world} ranks; the most are {MOST}", ("pp",))
         return layout
 
     @property
-    def world(self) -> int:
-        """The number of ranks."""
+    def of_a_server(self) -> int:
+        """The number of ranks of each server."""
         return self.tp * self.pp
+
+    @property
+    def world(self) -> int:
+        """The number of ranks of all servers."""
+        return self.of_a_server * (1 if self.disaggregation is None else 2)
+
+    def role(self, rank: int) -> str | None:
+        """``decode`` or ``prefill`` of a rank that does one of them only."""
+        return None if self.disaggregation is None else ROLES[rank // self.of_a_server]
+
+    def within(self, rank: int) -> int:
+        """The number of a rank in its server."""
+        return rank % self.of_a_server
 
     @property
     def attention_tp(self) -> int:
@@ -63,25 +82,34 @@ class RankLayout:
 
     def part(self, rank: int) -> int:
         """The part of the ranks, from 0 to ``dp - 1``, whose requests a rank attends to."""
-        return rank % self.tp // self.attention_tp
+        return self.within(rank) % self.tp // self.attention_tp
 
     def stage(self, rank: int) -> int:
         """The stage of the pipeline, from 0 to ``pp - 1``."""
-        return rank // self.tp
+        return self.within(rank) // self.tp
 
     def peers(self, rank: int) -> Sequence[int]:
         """The ranks that compute the same of the same requests, itself included: their batches, tokens and whatever is
         replicated are equal."""
-        both = self.stage(rank), self.part(rank)
-        return [each for each in range(self.world) if (self.stage(each), self.part(each)) == both]
+        place = self.role(rank), self.stage(rank), self.part(rank)
+        return [each for each in range(self.world) if (self.role(each), self.stage(each), self.part(each)) == place]
 
-    def leader(self, part: int) -> int:
-        """The rank that a part's requests arrive at, and that says what comes of them."""
-        return part * self.attention_tp
+    def leader(self, part: int, role: str | None = None) -> int:
+        """The rank that a part's requests arrive at, and that says what comes of them; in the server of that role, by
+        default the first."""
+        first = 0 if role is None else ROLES.index(role) * self.of_a_server
+        return first + part * self.attention_tp
+
+    def turns(self) -> list[list[int]]:
+        """The ranks that step together, in the order in which they do: what prefills, then what decodes."""
+        ranks = list(range(self.world))
+        if self.disaggregation is None:
+            return [ranks]
+        return [ranks[self.of_a_server :], ranks[: self.of_a_server]]
 
     def leads(self, rank: int) -> bool:
         """Return True for a rank that requests arrive at."""
-        return self.leader(self.part(rank)) == rank
+        return self.leader(self.part(rank), self.role(rank)) == rank
 
     def part_of(self, number: int) -> int:
         """The part that takes request ``number``."""
@@ -91,3 +119,5 @@ class RankLayout:
 KEYS = tuple(each.name for each in fields(RankLayout))
 """The engine options that are read here."""
 BALANCES = ("round_robin", "skewed")
+PD = "pd"
+ROLES = ("decode", "prefill")

@@ -114,6 +114,17 @@ def _ranks(layout: RankLayout) -> list[str]:
     return words + (["--enable-dp-attention", "--dp-size", str(layout.dp)] if layout.dp_attention else [])
 
 
+def disaggregated(role: str | None, port: int | None) -> list[str]:
+    """The words of a server that only prefills, or only decodes, beside another of the other role, which meet at a
+    port."""
+    if role is None:
+        return []
+    words = ["--disaggregation-mode", role, "--disaggregation-transfer-backend", "mooncake"]
+    words += ["--disaggregation-bootstrap-port", str(port)]
+    # By itself what is set back goes to a pool on the host, for which it wants 10 GiB to be free besides.
+    return [*words, *(["--disaggregation-decode-retraction-backup", "cpu_tensor", "--num-reserved-decode-tokens", "64"] if role == "decode" else [])]
+
+
 def _is_given(options: Mapping[str, Any], place: tuple[str, ...]) -> bool:
     for key in place[:-1]:
         options = options.get(key) or {}

@@ -3,7 +3,9 @@ rank 0, and the others are forked from it once the engine is imported; requests 
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -14,19 +16,21 @@ from torch import Tensor
 
 from specdebug import async_probe
 from specdebug.base.abilities import Ability
-from specdebug.events import RanksBegin, RankStepped, Stepped
+from specdebug.events import Prefilled, RanksBegin, RankStepped, Stepped
 from specdebug.targets.base import Opening, Session, StoredDrafts
-from specdebug.targets.ranks.collectives import Board, FlightRecorder, Tampering
+from specdebug.targets.ranks.collectives import Board, FlightRecorder
 from specdebug.targets.ranks.crew import Crew, messages, tell
 from specdebug.targets.ranks.layout import RankLayout
 from specdebug.targets.ranks.told import Noted, RankedRequest, RankReport, retold
 from specdebug.targets.requests import Lost, NotShown, RequestView, Sampling, SessionFailed
 from specdebug.targets.sglang.inside.stages import DraftRows
+from specdebug.targets.sglang.inside.transfers import Ledger, Wrong, stand_in_for_mooncake
 from specdebug.targets.sglang.session import SglangSession
 
 HIDDEN: frozenset[Ability] = frozenset({"set_back"})
 """What a session of several ranks does not show."""
 _FLUSH_STEPS = 8
+_PAUSE_S = 0.001
 _THREADS = "SGLANG_CPU_OMP_THREADS_BIND"
 
 Calls = list[tuple[str, tuple[Any, ...]]]
@@ -40,36 +44,43 @@ class _Turn:
     """What a rank is told to do: calls between two steps, then a step, unless it is only to answer ``asked``."""
 
     calls: Calls
-    tampering: Tampering | None = None
+    tampering: str | None = None
     asked: str = ""
 
 
-def bind_threads(layout: RankLayout) -> None:
-    """Give each rank one of the cores of this process: SGLang would have a NUMA node for each."""
+def on_this_machine(layout: RankLayout) -> None:
+    """Give each rank one of the cores of this process: SGLang would have a NUMA node for each. What ranks hand over
+    stays on this machine."""
     cores = sorted(os.sched_getaffinity(0))
+    os.environ |= {"SGLANG_HOST_IP": "127.0.0.1", "MOONCAKE_PROTOCOL": "tcp"}
     os.environ.setdefault(_THREADS, "|".join(str(cores[rank % len(cores)]) for rank in range(layout.world)))
 
 
 def open_ranked(layout: RankLayout, heads: int, make: Make, opening: Opening) -> RankedSession:
     """Fork the ranks, build their schedulers together, and return the session. Raises SessionFailed."""
     board = Board(layout.world)
+    ledger = None if layout.disaggregation is None else Ledger(layout.world)
 
     def live(number: int, channel: Connection) -> None:
         recorder = FlightRecorder(board, number)
         recorder.begin()
-        _serve(layout, make(number, _unwatched), recorder, channel)
+        if ledger is not None:
+            stand_in_for_mooncake(ledger, number)
+        _serve(layout, make(number, _unwatched), recorder, ledger, channel)
 
     crew = Crew(board, live)
     recorder = FlightRecorder(board, 0)
     recorder.begin()
     try:
+        if ledger is not None:
+            stand_in_for_mooncake(ledger, 0)
         session = make(0, crew.watch)
         crew.receive()
     except BaseException as error:
         blamed = crew.blame(error)
         crew.end()
         raise blamed from None
-    return RankedSession(session, crew, layout, heads, recorder, opening)
+    return RankedSession(session, crew, layout, heads, recorder, ledger)
 
 
 def _unwatched() -> None:
@@ -84,7 +95,9 @@ def _noted(layout: RankLayout, session: SglangSession, rank: int) -> Noted:
     return noted
 
 
-def _serve(layout: RankLayout, session: SglangSession, recorder: FlightRecorder, channel: Connection) -> None:
+def _serve(
+    layout: RankLayout, session: SglangSession, recorder: FlightRecorder, ledger: Ledger | None, channel: Connection
+) -> None:
     """Be a rank other than the worker's: do what each turn says, and tell of it."""
     noted = _noted(layout, session, recorder.rank)
     tell(channel, "built")
@@ -96,8 +109,10 @@ def _serve(layout: RankLayout, session: SglangSession, recorder: FlightRecorder,
             getattr(session, name)(*given)
         if turn.tampering == "behind":
             session.fall_behind()
+        elif ledger is not None and str(turn.tampering).startswith("transfer"):
+            ledger.wrong = cast(Wrong, turn.tampering)
         else:
-            recorder.tampering = turn.tampering
+            recorder.tampering = cast(Any, turn.tampering)
         stepped = session.advance()
         tell(channel, noted.report(stepped, recorder.taken(), async_probe.drain()))
 
@@ -107,11 +122,11 @@ class Controls:
 
     def __init__(self, world: int) -> None:
         self.world = world
-        self.due: dict[int, Tampering] = {}
+        self.due: dict[int, str] = {}
         self.arriving = False
         """Requests arrive at the step that is about to begin."""
 
-    def tamper(self, rank: int, how: Tampering) -> None:
+    def tamper(self, rank: int, how: str) -> None:
         """Have this done by a rank in the step that is about to begin."""
         self.due[rank] = how
 
@@ -128,10 +143,10 @@ class RankedSession(Session):
         layout: RankLayout,
         heads: int,
         recorder: FlightRecorder,
-        opening: Opening,
+        ledger: Ledger | None,
     ) -> None:
         self._inner, self._crew, self._layout, self._heads = inner, crew, layout, heads
-        self._recorder, self._opening = recorder, opening
+        self._recorder, self._ledger = recorder, ledger
         self.shows, self.asked, self.vocab_size = inner.shows - HIDDEN, inner.asked, inner.vocab_size
         self.cache = inner.cache if layout.dp == 1 else (0, 0)  # each part has its own
         self._noted = _noted(layout, inner, 0)
@@ -139,6 +154,8 @@ class RankedSession(Session):
         self._calls: dict[int, Calls] = {rank: [] for rank in range(layout.world)}
         self._problems: list[str] = []
         self._findings: list[tuple[int, async_probe.ProbeFinding]] = []
+        self._handed: dict[str, list[int]] = {}
+        """By request, the tokens of a prefill elsewhere that what decodes has not told of yet."""
         self._step = 0
         self._controls = Controls(layout.world)
 
@@ -160,7 +177,8 @@ class RankedSession(Session):
         sampling = self._inner.admitted(rid, prompt_ids, sampling, speculative)
         part = self._layout.part_of(len(self._requests))
         self._requests[rid] = RankedRequest(rid, tuple(prompt_ids), sampling, speculative, part)
-        self._call("arrive", rid, tuple(prompt_ids), sampling, speculative, part=part)
+        room = len(self._requests) * self._layout.dp + part  # 0 is none
+        self._call("arrive", rid, tuple(prompt_ids), sampling, speculative, room, part=part)
 
     def abort(self, rid: str) -> None:
         request = self._requests[rid]
@@ -178,6 +196,8 @@ class RankedSession(Session):
         self._inner.observers.tell(RanksBegin, self._step)
         reports = self._turn()
         for part in range(self._layout.dp):
+            if self._layout.disaggregation is not None:
+                self._prefilled([reports[rank] for rank in self._layout.peers(self._layout.leader(part, "prefill"))])
             alike = [reports[rank] for rank in self._layout.peers(self._layout.leader(part))]
             retold(alike, self._heads, self._requests, self.observers)
             for rid, facts in alike[0].requests.items():
@@ -187,24 +207,63 @@ class RankedSession(Session):
             self.observers.tell(RankStepped, self._step, rank, same, report.facts, report.collectives)
             self._findings += [(rank, each) for each in report.findings]
             self._problems += report.problems if not rank else [f"{each} (rank {rank})" for each in report.problems]
-        leading = [reports[self._layout.leader(part)].stepped for part in range(self._layout.dp)]
+        parts = range(self._layout.dp)
+        leading = [reports[self._layout.leader(part)].stepped for part in parts]
+        if self._layout.disaggregation is not None:
+            leading = [*map(self._without_handed, leading), *(self._prefill_of(part, reports) for part in parts)]
         return leading[0] if len(leading) == 1 else _merged(self._step, leading)
+
+    def _prefill_of(self, part: int, reports: Sequence[RankReport]) -> Stepped:
+        """The step of what prefills: of each request it gives the first token, and hands that over."""
+        theirs = reports[self._layout.leader(part, "prefill")].stepped
+        self._handed |= theirs.emitted
+        return Stepped(theirs.step, theirs.kind, theirs.rids, theirs.emitted, cached=theirs.cached)
+
+    def _without_handed(self, stepped: Stepped) -> Stepped:
+        """The step of what decodes, whose first tokens of a request begin with those that it was handed."""
+        emitted = dict(stepped.emitted)
+        for rid in emitted.keys() & self._handed.keys():
+            handed = self._handed.pop(rid)
+            if (found := emitted[rid][: len(handed)]) != handed:
+                self._problems.append(f"handed: {rid} goes on from the tokens {found}, and its prefill gave {handed}")
+            emitted[rid] = emitted[rid][len(handed) :]
+        return dataclasses.replace(stepped, emitted=emitted)
+
+    def _prefilled(self, reports: list[RankReport]) -> None:
+        """Tell what the server that prefills has done; how its part of a request ends is no end of that."""
+        for report in reports:
+            report.said = [said for said in report.said if said.kind is Prefilled]
+        retold(reports, self._heads, self._requests, self.observers)
 
     def _turn(self) -> list[RankReport]:
         """One step of all ranks; their reports in order. Raises SessionFailed, RankFailed, and what SGLang raises."""
         calls, self._calls = self._calls, {rank: [] for rank in self._calls}
         due, self._controls.due = self._controls.due, {}
-        for rank in self._crew.numbers:
-            self._crew.send(rank, _Turn(calls[rank], due.get(rank)))
-        self._recorder.tampering = due.get(0)
+        reports: dict[int, RankReport] = {}
+        for ranks in self._layout.turns():
+            others = [rank for rank in ranks if rank]
+            for rank in others:
+                self._crew.send(rank, _Turn(calls[rank], due.get(rank)))
+            if 0 in ranks:
+                reports[0] = self._own_turn(calls[0], due.get(0))
+            reports |= self._crew.receive(others)
+            self._come_to_rest()
+        return [reports[rank] for rank in range(self._layout.world)]
+
+    def _own_turn(self, calls: Calls, tampering: str | None) -> RankReport:
+        self._recorder.tampering = cast(Any, tampering)
         try:
-            for name, given in calls[0]:
+            for name, given in calls:
                 getattr(self._inner, name)(*given)
-            mine = self._noted.report(self._inner.advance(), self._recorder.taken(), [])
+            return self._noted.report(self._inner.advance(), self._recorder.taken(), [])
         except SessionFailed as error:
             raise self._crew.blame(error) from None
-        others = self._crew.receive()
-        return [mine, *(cast(RankReport, others[rank]) for rank in self._crew.numbers)]
+
+    def _come_to_rest(self) -> None:
+        """Wait until no thread of any rank hands anything over. Raises RankFailed."""
+        while self._ledger is not None and not self._ledger.quiet:
+            self._crew.watch()
+            time.sleep(_PAUSE_S)
 
     def request(self, rid: str) -> RequestView:
         return self._requests[rid]

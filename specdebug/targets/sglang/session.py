@@ -131,6 +131,7 @@ class SglangRequest:
     prompt_ids: Sequence[int]
     sampling: Sampling
     speculative: bool
+    room: int = 0
     own: Any = None
     accept_lengths: list[int] = field(default_factory=list)
     stored: dict[str, Any] | None = None
@@ -217,8 +218,10 @@ class SglangSession(Session):
         *,
         watch: Callable[[], None] | None = None,
         leads: bool = True,
+        bootstrap_port: int | None = None,
     ) -> None:
-        """``watch``, ``leads``: of a scheduler that is one of several ranks (:class:`_Stepper`)."""
+        """``watch``, ``leads``: of a scheduler that is one of several ranks (:class:`_Stepper`). ``bootstrap_port``: at
+        which a server that decodes finds the one that prefills."""
         self.shows, self.asked, self._opening, self._leads = shows, asked, opening, leads
         self._scheduler, self._look, self._spec = built.scheduler, built.look, spec
         self.vocab_size = int(self._scheduler.model_config.vocab_size)
@@ -227,6 +230,7 @@ class SglangSession(Session):
         built.taps.update(
             run_batch=self.run_batch, process_batch_result=self.process_batch_result, release=self.release
         )
+        self._bootstrap_port = bootstrap_port
         self._stepper = _Stepper(self._scheduler, watch, leads=leads)
         self._requests: dict[str, SglangRequest] = {}
         self._arriving: list[Any] = []
@@ -261,7 +265,7 @@ class SglangSession(Session):
         torch.manual_seed(seed)
 
     def add(self, rid: str, prompt_ids: Sequence[int], sampling: Sampling, *, speculative: bool) -> None:
-        self.arrive(rid, tuple(prompt_ids), self.admitted(rid, prompt_ids, sampling, speculative), speculative)
+        self.arrive(rid, tuple(prompt_ids), self.admitted(rid, prompt_ids, sampling, speculative), speculative, 0)
 
     def admitted(self, rid: str, prompt_ids: Sequence[int], sampling: Sampling, speculative: bool) -> Sampling:
         """The sampling of a request as it is served. Raises CannotBeServed."""
@@ -278,9 +282,10 @@ class SglangSession(Session):
             raise CannotBeServed(rid, f"asks for a grammar: {why}")
         return sampling
 
-    def arrive(self, rid: str, prompt_ids: tuple[int, ...], sampling: Sampling, speculative: bool) -> None:
-        """Take in a request that was admitted; a rank that does not lead gets it from the one that does."""
-        request = SglangRequest(rid, prompt_ids, sampling, speculative)
+    def arrive(self, rid: str, prompt_ids: tuple[int, ...], sampling: Sampling, speculative: bool, room: int) -> None:
+        """Take in a request that was admitted; a rank that does not lead gets it from the one that does. ``room``: by
+        which servers know what they hand over."""
+        request = SglangRequest(rid, prompt_ids, sampling, speculative, room)
         self._requests[rid] = request
         if self._leads:
             self._arriving.append(self._tokenized(request))
@@ -309,6 +314,9 @@ class SglangSession(Session):
             "logprob_start_len": -1,
             "top_logprobs_num": features.logprobs or 0,
             "token_ids_logprob": None,
+            "bootstrap_host": None if self._bootstrap_port is None else "127.0.0.1",
+            "bootstrap_port": self._bootstrap_port,
+            "bootstrap_room": None if self._bootstrap_port is None else request.room,
             "stream": True,
         }
         known = getattr(made, "__struct_fields__", None) or [each.name for each in dataclasses.fields(made)]

@@ -25,7 +25,7 @@ from specdebug.targets.installs.release import order, recipes
 from specdebug.targets.installs.store import Installed, StoreError
 from specdebug.targets.launch.process import StartCommand
 from specdebug.targets.options import SGLANGS
-from specdebug.targets.ranks.layout import RankLayout
+from specdebug.targets.ranks.layout import ROLES, RankLayout
 from specdebug.targets.relations import NoTwin, Relation, Twin
 from specdebug.targets.sglang.drafts import block_draft, sglangs_folder, untied_folder
 from specdebug.targets.sglang.faults import SglangFaults
@@ -35,6 +35,7 @@ from specdebug.targets.sglang.flags import (
     NATIVE_MOVES,
     ON_CPU_ENV,
     STATES,
+    disaggregated,
     mapped,
     require_known,
     reserved_tokens,
@@ -202,7 +203,8 @@ class SglangTarget(InstalledTarget):
         from specdebug.targets.inside.guard import LOST
         from specdebug.targets.sglang.build import build, import_engine
         from specdebug.targets.sglang.inside.scheduler import Start
-        from specdebug.targets.sglang.ranked import bind_threads, open_ranked
+        from specdebug.targets.sglang.inside.seats import in_sglang
+        from specdebug.targets.sglang.ranked import on_this_machine, open_ranked
         from specdebug.targets.sglang.session import SglangSession
 
         here, asked = self.begun(options, opening)
@@ -216,18 +218,22 @@ class SglangTarget(InstalledTarget):
         cpu, layout, speculative = asked.device == "cpu", RankLayout.read(options), SGLANGS.read(options).speculative
         several = layout.world > 1
 
+        starts: dict[str | None, Start] = {}
+        port = None if layout.disaggregation is None else int(in_sglang("srt.utils.network").get_free_port())
+
         def make(rank: int, watch: Callable[[], None] | None) -> SglangSession:
             looks, states = bool(LOOKING & shows), STATES[0] in words
-            built = build(start, layout, rank, there, cpu=cpu, looks=looks, states=states)
+            built = build(starts[layout.role(rank)], layout, rank, there, cpu=cpu, looks=looks, states=states)
             if built.not_engine_code and not rank:
                 opening.say("not_engine_code", parts=list(built.not_engine_code))
-            leads = layout.leads(rank)
-            return SglangSession(built, asked, shows, speculative, opening, watch=watch, leads=leads)
+            how = {"watch": watch, "leads": layout.leads(rank), "bootstrap_port": port}
+            return SglangSession(built, asked, shows, speculative, opening, **how)
 
         try:
             if cpu and several:
-                bind_threads(layout)
-            start = Start.of(words, apart=several)
+                on_this_machine(layout)
+            for role in (None,) if port is None else ROLES:
+                starts[role] = Start.of((*words, *disaggregated(role, port)), apart=several)
             session: Session = open_ranked(layout, self._heads(options), make, opening) if several else make(0, None)
         except Exception:
             for lost in dict.fromkeys(LOST):  # a stand-in that refused judges nothing, whatever SGLang made of that

@@ -19,6 +19,7 @@ from torch import Tensor
 from specdebug.targets.ranks.layout import RankLayout
 from specdebug.targets.sglang.inside.seats import Seat, in_sglang
 from specdebug.targets.sglang.inside.states import violated_states
+from specdebug.targets.sglang.inside.transfers import serve_bootstrap
 from specdebug.targets.sglang.inside.windows import MAP, full_pool, violated_windows
 
 _BATCH, _SCHEDULER = "srt.managers.schedule_batch", "srt.managers.scheduler:Scheduler"
@@ -54,6 +55,8 @@ BOOKS_SEATS = (
 """The fields that are read beside the requests."""
 _MICRO_BATCHES = ("mbs", "running_mbs", "last_mbs")
 """Of a scheduler that is a stage of a pipeline; others have none."""
+_HANDING = ("disagg_prefill_inflight_queue", "disagg_decode_prealloc_queue", "disagg_decode_transfer_queue")
+"""The queues of requests that are handed over; a server that does all has none."""
 
 
 RECEIVE = Seat(
@@ -78,7 +81,8 @@ class Start:
 
     @classmethod
     def of(cls, words: Sequence[str], *, apart: bool = False) -> Start:
-        """Those of a command line. ``apart``: each rank is to listen by itself. Raises what SGLang raises."""
+        """Those of a server by its command line. ``apart``: each rank is to listen by itself. Raises what SGLang
+        raises."""
         arguments = in_sglang("srt.server_args")
         args = arguments.prepare_server_args([*words])
         ports = arguments.PortArgs.init_new(args)
@@ -95,15 +99,18 @@ def _apart(ports: Any) -> Any:
 def make_scheduler(start: Start, layout: RankLayout, rank: int = 0) -> Any:
     """A scheduler of one rank. Raises what SGLang raises."""
     own = in_sglang("srt.managers.scheduler")
+    within = layout.within(rank)
     part = layout.part(rank) if layout.dp > 1 else None
     ports = _apart(start.ports) if rank else start.ports
     if not hasattr(own, "SpawnRanks"):  # up to some release after 0.5.18 ranks are told one by one
         if hasattr(own, "publish"):
             own.publish(start.args, role="scheduler")
-        ranks = {"gpu_id": rank, "tp_rank": rank % layout.tp, "pp_rank": layout.stage(rank), "dp_rank": part}
+        ranks = {"gpu_id": rank, "tp_rank": within % layout.tp, "pp_rank": layout.stage(rank), "dp_rank": part}
         more = [*inspect.signature(own.Scheduler).parameters][2:]
         return own.Scheduler(start.args, ports, *(ranks.get(name, 0) for name in more))
-    own.publish(start.args, role="scheduler", ranks=own.SpawnRanks(world_rank=rank, dp_rank=part, gpu_id=rank))
+    own.publish(start.args, role="scheduler", ranks=own.SpawnRanks(world_rank=within, dp_rank=part, gpu_id=rank))
+    if layout.role(rank) == "prefill" and not within:
+        serve_bootstrap()
     return own.Scheduler(start.args, ports)
 
 
@@ -131,6 +138,7 @@ def requests_of(scheduler: Any) -> list[Any]:
         batches += getattr(scheduler, name, ())
     requests = [request for batch in batches if batch is not None for request in batch.reqs]
     requests += [scheduler.chunked_req] if scheduler.chunked_req is not None else []
+    requests += _handed_over(scheduler)
     return [*{id(each): each for each in requests}.values()]
 
 
@@ -138,6 +146,16 @@ def holders(scheduler: Any) -> list[Held]:
     """The requests that hold a row."""
     every = map(held, requests_of(scheduler))
     return [each for each in every if each.row is not None]
+
+
+def _handed_over(scheduler: Any) -> list[Any]:
+    """The requests that hold slots beside all batches of a server that only prefills or only decodes."""
+    queues = [getattr(scheduler, name, None) for name in _HANDING]
+    if not any(queues):
+        return []
+    queues.append(scheduler.waiting_queue)
+    each_of = (each for queue in queues for each in getattr(queue, "queue", queue) or ())
+    return [getattr(each, "req", each) for each in each_of]
 
 
 def held(request: Any) -> Held:

@@ -1,0 +1,189 @@
+"""Prefill and decode apart, on one machine without RDMA: SGLang's own connector, which takes Mooncake's transfer engine,
+writes into the other process's memory by ``process_vm_writev``. What its threads have begun is counted, so that a step
+can wait until all of it is over: else a step would depend on their speed."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, Literal
+
+import torch
+
+from specdebug.targets.sglang.inside.seats import Seat, in_sglang
+
+_WORD = 8
+_PARTS = "srt.disaggregation.common"
+RECEIVING = Seat("what is handed over", (f"{_PARTS}.conn:CommonKVManager._make_worker_recv",))
+QUEUE = Seat("what is handed over", (f"{_PARTS}.utils:FastQueue.get",))
+_PR_SET_PTRACER = 0x59616D61
+_ANY = ctypes.c_ulong(-1).value
+
+Wrong = Literal["transfer_lost", "transfer_cut", "transfer_late", "transfer_misplaced"]
+"""What a fault does to the next transfer."""
+LATE_S = 1.0
+
+
+class Ledger:
+    """Memory that ranks share which are forked after it was made: of each its process, and how much work for threads,
+    its own or another's, it has begun and has ended."""
+
+    def __init__(self, world: int) -> None:
+        self._memory = memoryview(mmap.mmap(-1, 3 * _WORD * world)).cast("q")
+        self._world, self._lock = world, threading.Lock()
+        self.wrong: Wrong | None = None
+
+    def enter(self, rank: int) -> None:
+        """This process is that rank."""
+        self._rank = rank
+        self._memory[3 * rank] = os.getpid()
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._libc.prctl(_PR_SET_PTRACER, _ANY)  # where a process may write into none but its children
+
+    def pid(self, rank: int) -> int:
+        """The process of a rank."""
+        return self._memory[3 * rank]
+
+    def began(self, change: int = 1) -> None:
+        """Work has begun that a thread will see the end of."""
+        with self._lock:
+            self._memory[3 * self._rank + 1] += change
+
+    def ended(self) -> None:
+        """A thread of this process has seen one through."""
+        with self._lock:
+            self._memory[3 * self._rank + 2] += 1
+
+    @property
+    def quiet(self) -> bool:
+        """Return True if all that was begun is over."""
+        ended = sum(self._memory[3 * rank + 2] for rank in range(self._world))
+        return ended == sum(self._memory[3 * rank + 1] for rank in range(self._world))
+
+    def write(self, rank: int, here: int, there: int, length: int) -> int:
+        """Copy bytes from an address of this process to one of a rank's; 0, or -1 where that cannot be."""
+        mine, theirs = (_Place(address, length) for address in (here, there))
+        once = ctypes.c_ulong(1)
+        written = self._libc.process_vm_writev(
+            self.pid(rank), ctypes.byref(mine), once, ctypes.byref(theirs), once, ctypes.c_ulong(0)
+        )
+        return 0 if written == length else -1
+
+
+class _Place(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def stand_in_for_mooncake(ledger: Ledger, rank: int) -> None:
+    """Be a rank of servers that hand requests over. Raises NoSeat."""
+    ledger.enter(rank)
+    engine = ModuleType("mooncake.engine")
+    engine.TransferEngine = lambda: _TransferEngine(ledger, rank)  # type: ignore[attr-defined]
+    sys.modules |= {"mooncake": ModuleType("mooncake"), "mooncake.engine": engine}
+    owner, name = RECEIVING.find()
+    setattr(owner, name, _counted(getattr(owner, name), ledger))
+    queue, get = QUEUE.find()
+    setattr(queue, get, _seen_through(getattr(queue, get), ledger))
+    put = queue.put
+    queue.put = lambda self, item: (ledger.began(), put(self, item))[1]
+    import zmq
+
+    send = zmq.Socket.send_multipart
+    zmq.Socket.send_multipart = lambda socket, *args, **named: _sent(ledger, send, socket, *args, **named)  # type: ignore[method-assign]
+    for made in ("empty", "zeros", "ones", "full", "tensor", "arange", "empty_like"):
+        setattr(torch, made, _unpinned(getattr(torch, made)))
+    torch.cuda.Event = _Event  # type: ignore[assignment,misc]
+    torch.cuda.current_stream = lambda *_: None  # type: ignore[assignment,return-value]
+
+
+def serve_bootstrap() -> None:
+    """Start the server at which decode finds prefill; called once a rank's role is published."""
+    in_sglang("srt.managers.disagg_service").start_disagg_service()
+
+
+def _sent(ledger: Ledger, send: Callable[..., Any], socket: Any, *args: Any, **named: Any) -> Any:
+    ledger.began()
+    try:
+        return send(socket, *args, **named)
+    except BaseException:
+        ledger.began(-1)
+        raise
+
+
+def _counted(make: Callable[..., Any], ledger: Ledger) -> Callable[..., Any]:
+    return lambda *args, **named: _seen_through(make(*args, **named), ledger)
+
+
+def _seen_through(get: Callable[..., Any], ledger: Ledger) -> Callable[..., Any]:
+    """What a thread gets its work from, in a loop: when it asks for more it has seen the last one through."""
+    has = threading.local()
+
+    def got(*args: Any, **named: Any) -> Any:
+        if getattr(has, "work", False):
+            has.work = False
+            ledger.ended()
+        work = get(*args, **named)
+        has.work = True
+        return work
+
+    return got
+
+
+def _unpinned(make: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, pin_memory=False, **named: make(*args, **named)
+
+
+class _Event:
+    """In the place of a CUDA event: what came before it is over."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+    def record(self, *_: Any) -> None: ...
+    def wait(self, *_: Any) -> None: ...
+    def synchronize(self) -> None: ...
+    def query(self) -> bool:
+        return True
+
+
+class _TransferEngine:
+    """In the place of ``mooncake.engine.TransferEngine``. A session's port is its rank."""
+
+    def __init__(self, ledger: Ledger, rank: int) -> None:
+        self._ledger, self._rank = ledger, rank
+
+    def initialize(self, *_: Any) -> int:
+        return 0
+
+    def get_rpc_port(self) -> int:
+        return self._rank
+
+    def register_memory(self, *_: Any) -> int:
+        return 0
+
+    unregister_memory = batch_register_memory = batch_unregister_memory = register_memory
+
+    def send_probe(self, _: str) -> int:
+        return 0
+
+    def transfer_sync_write(self, session: str, here: int, there: int, length: int) -> int:
+        return self.batch_transfer_sync_write(session, [here], [there], [length])
+
+    def batch_transfer_sync_write(
+        self, session: str, here: Sequence[int], there: Sequence[int], lengths: Sequence[int]
+    ) -> int:
+        rank, places = int(session.rpartition(":")[2]), list(zip(here, there, lengths, strict=True))
+        wrong, self._ledger.wrong = self._ledger.wrong, None
+        if wrong == "transfer_late":
+            time.sleep(LATE_S)
+        elif wrong == "transfer_lost":
+            places = []
+        elif wrong == "transfer_cut":
+            places = places[: len(places) // 2] or [(one, two, size // 2) for one, two, size in places]
+        elif wrong == "transfer_misplaced":
+            places = [(one, two + size, size) for one, two, size in places]
+        return min((self._ledger.write(rank, *place) for place in places), default=0)

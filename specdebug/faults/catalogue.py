@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from specdebug.base.attention_plans import PLANS
@@ -28,22 +28,23 @@ HAS: dict[Need, Callable[[EngineConfig], bool]] = {
     "guards": lambda config: config.memory.guards,
     "ragged": lambda config: "ragged" in PLANS[config.attention_backend].metadata,
     "radix": lambda config: config.radix_cache,
-    "ranks": lambda config: False,  # ours has one
+    **dict.fromkeys(("ranks", "transfers"), lambda config: False),  # ours has one, and hands nothing over
 }
 
 
-def lacking(kind: FaultClass, config: EngineConfig, world: int = 1) -> Need | None:
-    """Return the first need of a class that an engine of this configuration does not meet, on ``world`` ranks."""
-    return next((need for need in kind.needs if not (HAS[need](config) or (need == "ranks" and world > 1))), None)
+def lacking(kind: FaultClass, config: EngineConfig, also: Collection[str] = ()) -> Need | None:
+    """Return the first need of a class that an engine of this configuration does not meet. ``also``: those that another
+    engine meets."""
+    return next((need for need in kind.needs if need not in also and not HAS[need](config)), None)
 
 
-def check_fit(fault: Fault, config: EngineConfig, who: str, world: int = 1) -> None:
+def check_fit(fault: Fault, config: EngineConfig, who: str, world: int = 1, also: Collection[str] = ()) -> None:
     """Raise ContentError at the fault's place (BadFault for one of the command line) when it cannot act.
-    ``who`` has the engine, such as ``arm 'fixed'``, on ``world`` ranks."""
+    ``who`` has the engine, such as ``arm 'fixed'``, on ``world`` ranks; ``also`` as of :func:`lacking`."""
     kind = CLASSES[fault.name]
     if fault.rank is not None and fault.rank >= world:
         raise fault.error(f"{who} has no rank {fault.rank}; its ranks are 0 to {world - 1}")
-    if (need := lacking(kind, config, world)) is not None:
+    if (need := lacking(kind, config, also)) is not None:
         raise fault.error(f"it needs {NEEDS[need]}, which {who} does not have")
     site = fault.site or next(iter(kind.sites), "")
     if config.speculative is not None and config.speculative.drafting not in held_at(site).drafted_by:

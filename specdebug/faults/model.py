@@ -26,7 +26,18 @@ Effect = Literal["corrupts", "benign", "kills"]
 """The consequence in a sound engine: damage that must be seen, nothing, or the worker's end."""
 
 Need = Literal[
-    "speculative", "tree", "weighed", "draft_kv", "reserve", "pages", "graphs", "guards", "ragged", "radix", "ranks"
+    "speculative",
+    "tree",
+    "weighed",
+    "draft_kv",
+    "reserve",
+    "pages",
+    "graphs",
+    "guards",
+    "ragged",
+    "radix",
+    "ranks",
+    "transfers",
 ]
 """A property that an engine must have for a class to act; see :data:`NEEDS`."""
 
@@ -42,6 +53,7 @@ NEEDS: Mapping[Need, str] = {
     "ragged": f"the {' or '.join(plan.name for plan in SHIPPED if 'ragged' in plan.metadata)} plan",
     "radix": "the radix cache",
     "ranks": "several ranks (engine.tp above 1)",
+    "transfers": "prefill and decode apart (engine.disaggregation)",
 }
 
 

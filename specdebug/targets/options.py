@@ -298,12 +298,13 @@ class TargetOptions:
 
     def lacking(self, options: Options, kind: FaultClass) -> Need | None:
         """The first need of a class of faults that an engine of these options does not meet."""
-        return lacking(kind, self.read(options), RankLayout.read(options).world)
+        return lacking(kind, self.read(options), RankLayout.read(options).meets)
 
     def check_fault(self, options: Options, fault: Fault, who: str) -> None:
         """Raise ContentError at the fault's place (BadFault for one of the command line) where it cannot act. ``who``
         has the engine, such as ``arm 'fixed'``."""
-        check_fit(fault, self.read(options), who, RankLayout.read(options).world)
+        layout = RankLayout.read(options)
+        check_fit(fault, self.read(options), who, layout.world, layout.meets)
 
     def numbers(self, options: Options) -> Iterator[tuple[Place, int, int]]:
         """The numbers that may be made smaller: place, value, and the least that it may ever be."""

@@ -1,5 +1,6 @@
-"""Damage of ranks: a process of several that dies, stands still or comes late, and collectives that one of them enters
-otherwise than the others do. ``shot.view.ranks`` has the ranks (``targets/sglang/ranked.py``)."""
+"""Damage of ranks: a process of several that dies, stands still or comes late, collectives that one of them enters
+otherwise than the others do, and what a server that prefills hands over. ``shot.view.ranks`` has the ranks
+(``targets/sglang/ranked.py``)."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import Any
 
 from specdebug.faults.model import NotHere, Shot, fault_class
 
+_HANDED: dict[str, Any] = {"needs": ("transfers",), "addressed_by": ("rank",)}
 _NEEDS: dict[str, Any] = {"needs": ("ranks",), "addressed_by": ("rank",)}
 
 
@@ -60,3 +62,27 @@ def collective_twice(shot: Shot) -> None:
 def collective_shape(shot: Shot) -> None:
     """A rank enters a collective with half of the elements."""
     _tamper(shot, "shape", "half of the elements")
+
+
+@fault_class("ranks", "ranks", "corrupts", **_HANDED)
+def transfer_lost(shot: Shot) -> None:
+    """The next that a rank hands over does not arrive, and is reported as if it had."""
+    _tamper(shot, "transfer_lost", "lost")
+
+
+@fault_class("ranks", "ranks", "corrupts", **_HANDED)
+def transfer_cut(shot: Shot) -> None:
+    """Of the next that a rank hands over half arrives."""
+    _tamper(shot, "transfer_cut", "half arrives")
+
+
+@fault_class("ranks", "ranks", "corrupts", **_HANDED)
+def transfer_misplaced(shot: Shot) -> None:
+    """The next that a rank hands over arrives as far behind its place as it is long, where another request's is."""
+    _tamper(shot, "transfer_misplaced", "misplaced")
+
+
+@fault_class("ranks", "ranks", "benign", **_HANDED)
+def transfer_late(shot: Shot) -> None:
+    """The next that a rank hands over arrives a second later."""
+    _tamper(shot, "transfer_late", "a second late")

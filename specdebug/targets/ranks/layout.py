@@ -23,8 +23,8 @@ class RankLayout:
         dp: parts of the ``tp`` ranks of which each attends to requests of its own.
         dp_attention: attention is by these parts; without it ``dp`` is 1.
         dp_balance: ``round_robin`` gives each part its turn of the requests, ``skewed`` gives the first all of them.
-        disaggregation: ``pd``: one server prefills and hands requests over to another, which decodes. Each has the ranks
-            above, those that decode first.
+        disaggregation: ``pd``: one server prefills and hands requests over to another, which decodes. Each has the
+            ranks above, those that decode first.
     """
 
     tp: int = 1
@@ -66,6 +66,12 @@ class RankLayout:
     def world(self) -> int:
         """The number of ranks of all servers."""
         return self.of_a_server * (1 if self.disaggregation is None else 2)
+
+    @property
+    def meets(self) -> frozenset[str]:
+        """Needs of faults that an engine of this layout meets beside those of its configuration."""
+        several = {"ranks"} if self.world > 1 else set[str]()
+        return frozenset(several | ({"transfers"} if self.disaggregation else set()))
 
     def role(self, rank: int) -> str | None:
         """``decode`` or ``prefill`` of a rank that does one of them only."""

@@ -104,12 +104,14 @@ class RankReport:
 
 class Noted:
     """The observer of one rank's session, which is ``leading`` where its events are told on. ``shows_kv``: requests are
-    told with their keys and values when they are prefilled and when they end."""
+    told with their keys and values when they are prefilled and when they end, and where they are ``handed`` over with
+    their first verify."""
 
     hears = (BatchBegan, InVain, DraftForward, Decided, Prefilled, Finishing)
 
-    def __init__(self, session: Session, *, leading: bool, shows_kv: bool) -> None:
+    def __init__(self, session: Session, *, leading: bool, shows_kv: bool, handed: bool) -> None:
         self._session, self._leading, self._shows_kv = session, leading, shows_kv
+        self._awaited: set[str] | None = set() if handed else None  # those whose first verify is told
         self._said: list[Said] = []
         self._facts: list[Fact] = []
 
@@ -127,7 +129,7 @@ class Noted:
                 self._said.append(Said(type(event), {}, {request.rid: seen_of(request) | self._kv(request)}))
             case Decided():
                 facts = {each.name: getattr(event, each.name) for each in dataclasses.fields(event)}
-                told = {each.rid: seen_of(each) for each in facts.pop("requests")}
+                told = {each.rid: seen_of(each) | self._first(each) for each in facts.pop("requests")}
                 self._tell(Said(Decided, facts, told, many=True))
             case _:
                 facts = {each.name: getattr(event, each.name) for each in dataclasses.fields(event)}
@@ -136,6 +138,12 @@ class Noted:
     def _tell(self, said: Said) -> None:
         if self._leading:
             self._said.append(said)
+
+    def _first(self, request: RequestView) -> dict[str, Any]:
+        if self._awaited is None or request.rid in self._awaited:
+            return {}
+        self._awaited.add(request.rid)
+        return self._kv(request)
 
     def _kv(self, request: RequestView) -> dict[str, Any]:
         if not self._shows_kv:

@@ -122,7 +122,14 @@ def disaggregated(role: str | None, port: int | None) -> list[str]:
     words = ["--disaggregation-mode", role, "--disaggregation-transfer-backend", "mooncake"]
     words += ["--disaggregation-bootstrap-port", str(port)]
     # By itself what is set back goes to a pool on the host, for which it wants 10 GiB to be free besides.
-    return [*words, *(["--disaggregation-decode-retraction-backup", "cpu_tensor", "--num-reserved-decode-tokens", "64"] if role == "decode" else [])]
+    return [
+        *words,
+        *(
+            ["--disaggregation-decode-retraction-backup", "cpu_tensor", "--num-reserved-decode-tokens", "64"]
+            if role == "decode"
+            else []
+        ),
+    ]
 
 
 def _is_given(options: Mapping[str, Any], place: tuple[str, ...]) -> bool:

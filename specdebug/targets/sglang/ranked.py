@@ -16,14 +16,14 @@ from torch import Tensor
 
 from specdebug import async_probe
 from specdebug.base.abilities import Ability
-from specdebug.events import Prefilled, RanksBegin, RankStepped, Stepped
+from specdebug.events import Decided, Prefilled, RanksBegin, RankStepped, Stepped
 from specdebug.targets.base import Opening, Session, StoredDrafts
 from specdebug.targets.ranks.collectives import Board, FlightRecorder
 from specdebug.targets.ranks.crew import Crew, messages, tell
 from specdebug.targets.ranks.layout import RankLayout
 from specdebug.targets.ranks.told import Noted, RankedRequest, RankReport, retold
 from specdebug.targets.requests import Lost, NotShown, RequestView, Sampling, SessionFailed
-from specdebug.targets.sglang.inside.stages import DraftRows
+from specdebug.targets.sglang.inside.stages import DraftRows, other_part
 from specdebug.targets.sglang.inside.transfers import Ledger, Wrong, stand_in_for_mooncake
 from specdebug.targets.sglang.session import SglangSession
 
@@ -88,7 +88,8 @@ def _unwatched() -> None:
 
 
 def _noted(layout: RankLayout, session: SglangSession, rank: int) -> Noted:
-    noted = Noted(session, leading=layout.leads(rank), shows_kv="kv" in session.shows)
+    shows_kv, handed = "kv" in session.shows, layout.role(rank) == "decode"
+    noted = Noted(session, leading=layout.leads(rank), shows_kv=shows_kv, handed=handed)
     session.observers.add(noted)
     session.record()
     session.inside.sites.hear = noted.add
@@ -156,6 +157,8 @@ class RankedSession(Session):
         self._findings: list[tuple[int, async_probe.ProbeFinding]] = []
         self._handed: dict[str, list[int]] = {}
         """By request, the tokens of a prefill elsewhere that what decodes has not told of yet."""
+        self._stored: dict[str, tuple[Any, dict[str, Any]]] = {}
+        """By request, what a prefill elsewhere has stored for the first draft, and its keys and values."""
         self._step = 0
         self._controls = Controls(layout.world)
 
@@ -199,6 +202,7 @@ class RankedSession(Session):
             if self._layout.disaggregation is not None:
                 self._prefilled([reports[rank] for rank in self._layout.peers(self._layout.leader(part, "prefill"))])
             alike = [reports[rank] for rank in self._layout.peers(self._layout.leader(part))]
+            self._compare_handed(alike[0])
             retold(alike, self._heads, self._requests, self.observers)
             for rid, facts in alike[0].requests.items():
                 self._requests[rid].update(facts)
@@ -234,6 +238,18 @@ class RankedSession(Session):
         for report in reports:
             report.said = [said for said in report.said if said.kind is Prefilled]
         retold(reports, self._heads, self._requests, self.observers)
+        for said in reports[0].said:
+            self._stored |= {rid: (seen["stored"], seen.get("kv", {})) for rid, seen in said.requests.items()}
+
+    def _compare_handed(self, report: RankReport) -> None:
+        """The law ``handed``: what decodes goes on from what the prefill stored, to the bit."""
+        for said in report.said if self._stored else ():
+            for rid in said.requests.keys() & self._stored.keys() if said.kind is Decided else ():
+                (stored, kv), seen = self._stored.pop(rid), said.requests[rid]
+                part = None if stored is None else other_part(stored, seen["stored"])
+                found = f"drafts from another {part}, where its prefill stored it" if part else _other_kv(kv, seen)
+                if found:
+                    self._problems.append(f"handed: {rid} {found}")
 
     def _turn(self) -> list[RankReport]:
         """One step of all ranks; their reports in order. Raises SessionFailed, RankFailed, and what SGLang raises."""
@@ -336,6 +352,16 @@ class RankedSession(Session):
     def close(self, sound: bool) -> None:
         self._crew.end()
         self._inner.close(sound)
+
+
+def _other_kv(wrote: Mapping[str, tuple[Tensor, Tensor]], seen: Mapping[str, Any]) -> str:
+    """The first position whose target keys or values are not those that a prefill elsewhere wrote, in words."""
+    ours, theirs = wrote.get("target"), seen.get("kv", {}).get("target")
+    for name, one, other in zip(("key", "value"), ours or (), theirs or (), strict=False):
+        same = (one == other[:, : one.shape[1]]).all(dim=3).all(dim=2).all(dim=0)
+        if not bool(same.all()):
+            return f"has another target {name} at position {int((~same).nonzero()[0])} than its prefill wrote"
+    return ""
 
 
 def _merged(step: int, parts: Sequence[Stepped]) -> Stepped:

@@ -226,8 +226,8 @@ class SglangTarget(InstalledTarget):
             built = build(starts[layout.role(rank)], layout, rank, there, cpu=cpu, looks=looks, states=states)
             if built.not_engine_code and not rank:
                 opening.say("not_engine_code", parts=list(built.not_engine_code))
-            how = {"watch": watch, "leads": layout.leads(rank), "bootstrap_port": port}
-            return SglangSession(built, asked, shows, speculative, opening, **how)
+            own = (built, asked, shows, speculative, opening)
+            return SglangSession(*own, watch=watch, leads=layout.leads(rank), bootstrap_port=port)
 
         try:
             if cpu and several:

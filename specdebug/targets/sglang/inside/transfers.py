@@ -1,10 +1,11 @@
-"""Prefill and decode apart, on one machine without RDMA: SGLang's own connector, which takes Mooncake's transfer engine,
-writes into the other process's memory by ``process_vm_writev``. What its threads have begun is counted, so that a step
-can wait until all of it is over: else a step would depend on their speed."""
+"""Prefill and decode apart, on one machine without RDMA: SGLang's own connector, which takes Mooncake's transfer
+engine, writes into the other process's memory by ``process_vm_writev``. What its threads have begun is counted, so that
+a step can wait until all of it is over: else a step would depend on their speed."""
 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import mmap
 import os
 import sys
@@ -90,16 +91,13 @@ def stand_in_for_mooncake(ledger: Ledger, rank: int) -> None:
     setattr(owner, name, _counted(getattr(owner, name), ledger))
     queue, get = QUEUE.find()
     setattr(queue, get, _seen_through(getattr(queue, get), ledger))
-    put = queue.put
-    queue.put = lambda self, item: (ledger.began(), put(self, item))[1]
-    import zmq
-
-    send = zmq.Socket.send_multipart
-    zmq.Socket.send_multipart = lambda socket, *args, **named: _sent(ledger, send, socket, *args, **named)  # type: ignore[method-assign]
+    queue.put = _begun(queue.put, ledger)
+    socket = importlib.import_module("zmq").Socket
+    socket.send_multipart = _begun(socket.send_multipart, ledger)
     for made in ("empty", "zeros", "ones", "full", "tensor", "arange", "empty_like"):
         setattr(torch, made, _unpinned(getattr(torch, made)))
     torch.cuda.Event = _Event  # type: ignore[assignment,misc]
-    torch.cuda.current_stream = lambda *_: None  # type: ignore[assignment,return-value]
+    torch.cuda.current_stream = lambda *_: None  # type: ignore[assignment]
 
 
 def serve_bootstrap() -> None:
@@ -107,13 +105,18 @@ def serve_bootstrap() -> None:
     in_sglang("srt.managers.disagg_service").start_disagg_service()
 
 
-def _sent(ledger: Ledger, send: Callable[..., Any], socket: Any, *args: Any, **named: Any) -> Any:
-    ledger.began()
-    try:
-        return send(socket, *args, **named)
-    except BaseException:
-        ledger.began(-1)
-        raise
+def _begun(hand: Callable[..., Any], ledger: Ledger) -> Callable[..., Any]:
+    """What gives a thread its work: a message, or an item of a queue."""
+
+    def begun(*args: Any, **named: Any) -> Any:
+        ledger.began()
+        try:
+            return hand(*args, **named)
+        except BaseException:
+            ledger.began(-1)
+            raise
+
+    return begun
 
 
 def _counted(make: Callable[..., Any], ledger: Ledger) -> Callable[..., Any]:

@@ -24,7 +24,7 @@ from specdebug.targets.ranks.layout import RankLayout
 from specdebug.targets.ranks.told import Noted, RankedRequest, RankReport, retold
 from specdebug.targets.requests import Lost, NotShown, RequestView, Sampling, SessionFailed
 from specdebug.targets.sglang.inside.stages import DraftRows, other_part
-from specdebug.targets.sglang.inside.transfers import Ledger, Wrong, stand_in_for_mooncake
+from specdebug.targets.sglang.inside.transfers import Handovers, Wrong, stand_in_for_mooncake
 from specdebug.targets.sglang.session import SglangSession
 
 HIDDEN: frozenset[Ability] = frozenset({"set_back"})
@@ -59,28 +59,28 @@ def on_this_machine(layout: RankLayout) -> None:
 def open_ranked(layout: RankLayout, heads: int, make: Make, opening: Opening) -> RankedSession:
     """Fork the ranks, build their schedulers together, and return the session. Raises SessionFailed."""
     board = Board(layout.world)
-    ledger = None if layout.disaggregation is None else Ledger(layout.world)
+    handovers = None if layout.disaggregation is None else Handovers(layout.world)
 
     def live(number: int, channel: Connection) -> None:
         recorder = FlightRecorder(board, number)
         recorder.begin()
-        if ledger is not None:
-            stand_in_for_mooncake(ledger, number)
-        _serve(layout, make(number, _unwatched), recorder, ledger, channel)
+        if handovers is not None:
+            stand_in_for_mooncake(handovers, number)
+        _serve(layout, make(number, _unwatched), recorder, handovers, channel)
 
     crew = Crew(board, live)
     recorder = FlightRecorder(board, 0)
     recorder.begin()
     try:
-        if ledger is not None:
-            stand_in_for_mooncake(ledger, 0)
+        if handovers is not None:
+            stand_in_for_mooncake(handovers, 0)
         session = make(0, crew.watch)
         crew.receive()
     except BaseException as error:
         blamed = crew.blame(error)
         crew.end()
         raise blamed from None
-    return RankedSession(session, crew, layout, heads, recorder, ledger)
+    return RankedSession(session, crew, layout, heads, recorder, handovers)
 
 
 def _unwatched() -> None:
@@ -97,7 +97,11 @@ def _noted(layout: RankLayout, session: SglangSession, rank: int) -> Noted:
 
 
 def _serve(
-    layout: RankLayout, session: SglangSession, recorder: FlightRecorder, ledger: Ledger | None, channel: Connection
+    layout: RankLayout,
+    session: SglangSession,
+    recorder: FlightRecorder,
+    handovers: Handovers | None,
+    channel: Connection,
 ) -> None:
     """Be a rank other than the worker's: do what each turn says, and tell of it."""
     noted = _noted(layout, session, recorder.rank)
@@ -110,8 +114,8 @@ def _serve(
             getattr(session, name)(*given)
         if turn.tampering == "behind":
             session.fall_behind()
-        elif ledger is not None and str(turn.tampering).startswith("transfer"):
-            ledger.wrong = cast(Wrong, turn.tampering)
+        elif handovers is not None and str(turn.tampering).startswith("transfer"):
+            handovers.wrong = cast(Wrong, turn.tampering)
         else:
             recorder.tampering = cast(Any, turn.tampering)
         stepped = session.advance()
@@ -144,10 +148,10 @@ class RankedSession(Session):
         layout: RankLayout,
         heads: int,
         recorder: FlightRecorder,
-        ledger: Ledger | None,
+        handovers: Handovers | None,
     ) -> None:
         self._inner, self._crew, self._layout, self._heads = inner, crew, layout, heads
-        self._recorder, self._ledger = recorder, ledger
+        self._recorder, self._handovers = recorder, handovers
         self.shows, self.asked, self.vocab_size = inner.shows - HIDDEN, inner.asked, inner.vocab_size
         self.cache = inner.cache if layout.dp == 1 else (0, 0)  # each part has its own
         self._noted = _noted(layout, inner, 0)
@@ -277,7 +281,7 @@ class RankedSession(Session):
 
     def _come_to_rest(self) -> None:
         """Wait until no thread of any rank hands anything over. Raises RankFailed."""
-        while self._ledger is not None and not self._ledger.quiet:
+        while self._handovers is not None and not self._handovers.quiet:
             self._crew.watch()
             time.sleep(_PAUSE_S)
 

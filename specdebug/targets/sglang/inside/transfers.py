@@ -31,7 +31,7 @@ Wrong = Literal["transfer_lost", "transfer_cut", "transfer_late", "transfer_misp
 LATE_S = 1.0
 
 
-class Ledger:
+class Handovers:
     """Memory that ranks share which are forked after it was made: of each its process, and how much work for threads,
     its own or another's, it has begun and has ended."""
 
@@ -81,19 +81,19 @@ class _Place(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
-def stand_in_for_mooncake(ledger: Ledger, rank: int) -> None:
+def stand_in_for_mooncake(handovers: Handovers, rank: int) -> None:
     """Be a rank of servers that hand requests over. Raises NoSeat."""
-    ledger.enter(rank)
+    handovers.enter(rank)
     engine = ModuleType("mooncake.engine")
-    engine.TransferEngine = lambda: _TransferEngine(ledger, rank)  # type: ignore[attr-defined]
+    engine.TransferEngine = lambda: _TransferEngine(handovers, rank)  # type: ignore[attr-defined]
     sys.modules |= {"mooncake": ModuleType("mooncake"), "mooncake.engine": engine}
     owner, name = RECEIVING.find()
-    setattr(owner, name, _counted(getattr(owner, name), ledger))
+    setattr(owner, name, _counted(getattr(owner, name), handovers))
     queue, get = QUEUE.find()
-    setattr(queue, get, _seen_through(getattr(queue, get), ledger))
-    queue.put = _begun(queue.put, ledger)
+    setattr(queue, get, _seen_through(getattr(queue, get), handovers))
+    queue.put = _begun(queue.put, handovers)
     socket = importlib.import_module("zmq").Socket
-    socket.send_multipart = _begun(socket.send_multipart, ledger)
+    socket.send_multipart = _begun(socket.send_multipart, handovers)
     for made in ("empty", "zeros", "ones", "full", "tensor", "arange", "empty_like"):
         setattr(torch, made, _unpinned(getattr(torch, made)))
     torch.cuda.Event = _Event  # type: ignore[assignment,misc]
@@ -105,32 +105,32 @@ def serve_bootstrap() -> None:
     in_sglang("srt.managers.disagg_service").start_disagg_service()
 
 
-def _begun(hand: Callable[..., Any], ledger: Ledger) -> Callable[..., Any]:
+def _begun(hand: Callable[..., Any], handovers: Handovers) -> Callable[..., Any]:
     """What gives a thread its work: a message, or an item of a queue."""
 
     def begun(*args: Any, **named: Any) -> Any:
-        ledger.began()
+        handovers.began()
         try:
             return hand(*args, **named)
         except BaseException:
-            ledger.began(-1)
+            handovers.began(-1)
             raise
 
     return begun
 
 
-def _counted(make: Callable[..., Any], ledger: Ledger) -> Callable[..., Any]:
-    return lambda *args, **named: _seen_through(make(*args, **named), ledger)
+def _counted(make: Callable[..., Any], handovers: Handovers) -> Callable[..., Any]:
+    return lambda *args, **named: _seen_through(make(*args, **named), handovers)
 
 
-def _seen_through(get: Callable[..., Any], ledger: Ledger) -> Callable[..., Any]:
+def _seen_through(get: Callable[..., Any], handovers: Handovers) -> Callable[..., Any]:
     """What a thread gets its work from, in a loop: when it asks for more it has seen the last one through."""
     has = threading.local()
 
     def got(*args: Any, **named: Any) -> Any:
         if getattr(has, "work", False):
             has.work = False
-            ledger.ended()
+            handovers.ended()
         work = get(*args, **named)
         has.work = True
         return work
@@ -156,8 +156,8 @@ class _Event:
 class _TransferEngine:
     """In the place of ``mooncake.engine.TransferEngine``. A session's port is its rank."""
 
-    def __init__(self, ledger: Ledger, rank: int) -> None:
-        self._ledger, self._rank = ledger, rank
+    def __init__(self, handovers: Handovers, rank: int) -> None:
+        self._handovers, self._rank = handovers, rank
 
     def initialize(self, *_: Any) -> int:
         return 0
@@ -180,7 +180,7 @@ class _TransferEngine:
         self, session: str, here: Sequence[int], there: Sequence[int], lengths: Sequence[int]
     ) -> int:
         rank, places = int(session.rpartition(":")[2]), list(zip(here, there, lengths, strict=True))
-        wrong, self._ledger.wrong = self._ledger.wrong, None
+        wrong, self._handovers.wrong = self._handovers.wrong, None
         if wrong == "transfer_late":
             time.sleep(LATE_S)
         elif wrong == "transfer_lost":
@@ -189,4 +189,4 @@ class _TransferEngine:
             places = places[: len(places) // 2] or [(one, two, size // 2) for one, two, size in places]
         elif wrong == "transfer_misplaced":
             places = [(one, two + size, size) for one, two, size in places]
-        return min((self._ledger.write(rank, *place) for place in places), default=0)
+        return min((self._handovers.write(rank, *place) for place in places), default=0)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from specdebug.faults.acts import ranks
 from specdebug.faults.acts.timing import bonus_read_early, outputs_read_early, programs_reversed
 from specdebug.faults.model import Call, Fault, Injection, NotHere, Shot
 
@@ -89,3 +90,43 @@ def test_accepted_tokens_that_were_read_before_cannot_be_read_early() -> None:
     with pytest.raises(NotHere, match="the same"):
         outputs_read_early(shot)
     assert (shot.wrapped.made, ledger) == (False, [])
+
+
+def ranks_of(arriving: bool = True) -> tuple[Any, list[tuple[int, str]]]:
+    """Two ranks, and what each is told to do."""
+    told: list[tuple[int, str]] = []
+    return SimpleNamespace(
+        ranks=SimpleNamespace(world=2, arriving=arriving, tamper=lambda *how: told.append(how))
+    ), told
+
+
+@pytest.mark.parametrize("rank", [None, 0])
+@pytest.mark.parametrize(
+    ("act", "how"),
+    [
+        (ranks.rank_dead, "dead"),
+        (ranks.rank_hangs, "hangs"),
+        (ranks.rank_late, "late"),
+        (ranks.rank_behind, "behind"),
+        (ranks.collective_skipped, "skip"),
+        (ranks.collective_twice, "twice"),
+        (ranks.collective_shape, "shape"),
+    ],
+)
+def test_a_class_of_ranks_tells_one_of_them_what_to_do(act: Any, how: str, rank: int | None) -> None:
+    view, told = ranks_of()
+    shot, ledger = shot_of(view, [])
+    shot.fault = Fault("x", rank=rank)
+    act(shot)
+    to = 1 if rank is None else rank
+    assert told == [(to, how)]
+    assert [each.changed for each in ledger] == [True]
+    assert f"rank {to}" in str(ledger[0])
+
+
+def test_a_rank_cannot_fall_behind_where_nothing_arrives() -> None:
+    view, told = ranks_of(arriving=False)
+    shot, ledger = shot_of(view, [])
+    with pytest.raises(NotHere, match="no request arrives"):
+        ranks.rank_behind(shot)
+    assert (told, ledger) == ([], [])

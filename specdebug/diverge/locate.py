@@ -26,6 +26,7 @@ from specdebug.campaign.loops.replay import ArmResult, ArmRun, Progress, Replay,
 from specdebug.diverge.align import Difference, in_lockstep, is_where
 from specdebug.diverge.recording import RecordedStep, read
 from specdebug.diverge.run import Diverging, recorded, unjudged
+from specdebug.targets.ranks.layout import RankLayout
 from specdebug.targets.registry import find_target
 from specdebug.verdict.outcome import Located, Outcome
 from specdebug.verdict.signatures import OUTPUTS, SCHEDULE, SHARED
@@ -153,6 +154,9 @@ class Locator:
             return f"target {run.target} cannot show its tensors"
         if sound is None and run.target == DEFAULT:
             return Suspect(run, None, seen, step, REFERENCE)
+        ranks = RankLayout.read(run.scenario.engine_of(run.arm)).world
+        if sound is None and ranks > 1:
+            return f"it is served on {ranks} ranks, and our engine, beside which it would be laid, has one"
         if sound is None:
             ours = dataclasses.replace(run, scenario=run.scenario.on(DEFAULT), toggles=())
             return Suspect(run, ours, seen, step, "the same arm on our engine")

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from specdebug.targets.logprobs import LogprobRecorder
 
 NONE_HERE = {
+    "dp": "our engine has one rank",
+    "ranks": "our engine has one rank",
     "release": "this package has one release of its engine",
     "runner": "it has one model runner",
 }

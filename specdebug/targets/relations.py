@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from specdebug.base.errors import SpecDebugError
+from specdebug.targets.ranks.layout import BALANCES, RankLayout
 from specdebug.targets.settings import TargetChoice
 
 if TYPE_CHECKING:
@@ -49,10 +50,14 @@ RELATIONS = {
         Relation("restart", "by an engine that is built anew in another process", "process"),
         Relation("release", "by another release of the engine that is installed", "engine"),
         Relation("runner", "by the engine's other model runner", "engine"),
+        Relation("ranks", "by one rank in place of several, or by two in place of one", "engine"),
+        Relation("dp", "whose parts of the ranks get other shares of them", "engine"),
         Relation("reference", "by a reference model in float32", "model", ("tokens", "log probabilities")),
     )
 }
 """In the order in which they are run and told."""
+NAMED = ("release", "ranks", "dp")
+"""Those that are tried only where they are named: two releases may differ by right, and ranks take a process each."""
 
 
 class NoTwin(SpecDebugError):
@@ -163,10 +168,27 @@ def _backend(options: Mapping[str, Any], prompt: int, space: OptionSpace) -> Opt
     return {"attention_backend": other}
 
 
+def _ranks(options: Mapping[str, Any], prompt: int, space: OptionSpace) -> Options:
+    layout = RankLayout.read(options)
+    if layout.tp * layout.pp == 1:
+        return {"tp": 2}
+    alone = {"tp": 1, "pp": 1, "dp": 1, "dp_attention": False, "dp_balance": BALANCES[0]}
+    return {key: value for key, value in alone.items() if key in options}
+
+
+def _dp(options: Mapping[str, Any], prompt: int, space: OptionSpace) -> Options:
+    layout = RankLayout.read(options)
+    if layout.dp == 1:
+        raise NoTwin("its ranks have no parts")
+    return {"dp_balance": next(each for each in BALANCES if each != layout.dp_balance)}
+
+
 _BY_OPTIONS: dict[str, Callable[[Mapping[str, Any], int, OptionSpace], Options]] = {
     "plain": _plain,
     "chunks": _chunks,
     "eager": _eager,
     "page": _page,
     "backend": _backend,
+    "ranks": _ranks,
+    "dp": _dp,
 }

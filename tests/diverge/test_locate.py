@@ -260,6 +260,15 @@ def test_an_arm_of_another_engine_without_a_twin_is_laid_beside_ours(
     assert told.outcome.notes[-1] == "not located: other models"
 
 
+def test_an_arm_on_several_ranks_without_a_twin_is_not_laid_beside_ours() -> None:
+    scenario = RUN.scenario.on(ReleasedEngine(release="sglang==0.5.23"))
+    arm = replace(scenario.arms[RUN.arm], engine={"tp": 2})
+    scenario = replace(scenario, arms={**scenario.arms, RUN.arm: arm})
+    (told,) = locator().located([ArmResult(replace(RUN, toggles=(), scenario=scenario), SEEN)])
+    assert told.outcome.signature == "mismatch@request"
+    assert told.outcome.notes[-1].startswith("not located: it is served on 2 ranks, and our engine")
+
+
 def test_another_engine_s_failure_is_located_beside_its_own_twin(bench: Bench) -> None:
     run = replace(RUN, scenario=RUN.scenario.on(ReleasedEngine(release="sglang==0.5.23")))
     (told,) = locator().located([ArmResult(run, SEEN)])

@@ -71,9 +71,9 @@ def test_relations_without_a_meaning_are_refused_by_name(targets: dict[str, Targ
         for name, target in targets.items()
     }
     assert refused == {
-        "embedded": {"release", "runner"},
-        "sglang": {"page", "runner"},  # pages beside branches are fa3's alone there
-        "vllm": {"eager", "overlap", "backend", "release"},
+        "embedded": {"release", "runner", "ranks", "dp"},
+        "sglang": {"page", "runner", "dp"},  # pages beside branches are fa3's alone there
+        "vllm": {"eager", "overlap", "backend", "release", "ranks", "dp"},
     }
     plain = twins(targets["embedded"], {"cuda_graph": {"enabled": False}, "chunked_prefill_size": 64}, 20)
     assert {plain["plain"], plain["eager"], plain["overlap"]} == {
@@ -111,6 +111,30 @@ def test_another_release_is_the_one_before_and_a_schedule_is_a_flag(targets: dic
     assert waiting.target.arguments == ("--disable-overlap-schedule",)
     again = twins(find_target(waiting.target), CHAIN)["overlap"]
     assert again == "its schedule waits for each batch as it is"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "other"),
+    [
+        ({}, {"tp": 2}),
+        ({"tp": 2}, {"tp": 1}),
+        ({"tp": 2, "pp": 2}, {"tp": 1, "pp": 1}),
+        ({"tp": 2, "dp": 2, "dp_attention": True}, {"tp": 1, "dp": 1, "dp_attention": False}),
+    ],
+)
+def test_several_ranks_are_one_and_one_is_two(
+    targets: dict[str, Target], ranks: dict[str, Any], other: dict[str, Any]
+) -> None:
+    twin = targets["sglang"].twin(RELATIONS["ranks"], {**CHAIN, **ranks}, 200)
+    assert twin.options == other
+
+
+@pytest.mark.parametrize(("given", "other"), [(None, "skewed"), ("skewed", "round_robin")])
+def test_parts_get_other_shares(targets: dict[str, Target], given: str | None, other: str) -> None:
+    parts = {"tp": 2, "dp": 2, "dp_attention": True} | ({} if given is None else {"dp_balance": given})
+    assert targets["sglang"].twin(RELATIONS["dp"], {**CHAIN, **parts}, 200).options == {"dp_balance": other}
+    with pytest.raises(NoTwin, match="its ranks have no parts"):
+        targets["sglang"].twin(RELATIONS["dp"], {**CHAIN, "tp": 2}, 200)
 
 
 def test_coins_are_the_same_where_each_request_has_its_own(targets: dict[str, Target]) -> None:

@@ -31,12 +31,12 @@ from specdebug.campaign.trials.state import digest_of, engine_state, folder_dige
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.library import Library
 from specdebug.targets.options import options_of
-from specdebug.targets.relations import RELATIONS
+from specdebug.targets.relations import NAMED, RELATIONS
 from specdebug.targets.settings import ReleasedEngine, TargetChoice, engine_of
 from specdebug.verdict.twins import TWIN
 from specdebug.workers.pool import WorkerPool
 
-DRAWN = tuple(name for name in RELATIONS if name not in ("release", "runner"))
+DRAWN = tuple(name for name in RELATIONS if name not in (*NAMED, "runner"))
 """Relations that are drawn: another release takes as long to build as all others together."""
 
 

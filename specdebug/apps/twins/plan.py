@@ -12,11 +12,11 @@ from specdebug.scenario.checks import check_scenario
 from specdebug.scenario.grammar import Expectation, OracleSpec, Scenario, TwinSpec, merge
 from specdebug.scenario.workload import Workload, WorkloadRequest
 from specdebug.targets.registry import find_target
-from specdebug.targets.relations import RELATIONS, NoTwin, Relation, Twin
+from specdebug.targets.relations import NAMED, RELATIONS, NoTwin, Relation, Twin
 from specdebug.workers.home import Nest
 
-DEFAULT = tuple(name for name in RELATIONS if name != "release")
-"""Those that are tried where none is named: two releases may differ by right."""
+DEFAULT = tuple(name for name in RELATIONS if name not in NAMED)
+"""Those that are tried where none is named."""
 SLOWER = 4
 """A twin may serve one request at a time, or all of them twice: its limits are so many times an arm's."""
 

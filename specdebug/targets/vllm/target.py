@@ -89,8 +89,10 @@ class VllmTarget(InstalledTarget):
     no_twins = MappingProxyType(
         {
             "backend": "it has one attention backend on a CPU",
+            "dp": "its ranks are processes that it starts itself",
             "eager": "its graphs are not used here",
             "overlap": "its engine, stepped in one process, waits for each batch as it is",
+            "ranks": "its ranks are processes that it starts itself",
         }
     )
 

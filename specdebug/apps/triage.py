@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdebug.base.attention_plans import PLANS
@@ -126,9 +127,9 @@ def commands(found: Scan, best: tuple[CandidateFix, ...], library: Library) -> t
     if found.main is None:
         return (how_often,)
     lines: list[tuple[str, ...]] = []
-    named = next((one for one in library.scenarios() if one.name == found.facts.scenario), None)
-    if named is not None:
-        lines.append(("specdebug", "replay", named.path.stem, "--arm", found.facts.arm or ""))
+    if (named := scenario_named(found.facts, library)) is not None:
+        arm = ("--arm", found.facts.arm) if found.facts.arm else ()
+        lines.append(("specdebug", "replay", named, *arm))
     lines += [candidate.replay for candidate in best[:MAX_REPLAYS]]
     if best:
         lines.append(best[0].bisect)
@@ -143,14 +144,26 @@ def commands(found: Scan, best: tuple[CandidateFix, ...], library: Library) -> t
     return tuple(told)
 
 
+def scenario_named(facts: Facts, library: Library) -> str | None:
+    """The scenario of ours that a log says failed, by its name or file as a command takes it; None where it names none
+    that is here."""
+    if facts.scenario is None or Path(facts.scenario).is_file():
+        return facts.scenario
+    stem = Path(facts.scenario).stem
+    return next((one.path.stem for one in library.scenarios() if stem in (one.name, one.path.stem)), None)
+
+
 Weighed = tuple[int, str]
 
 
 def _as_seen(toggle: Toggle, found: Scan) -> Toggle:
     """The fix with the scenario that fails as the log does as its first, if one of its scenarios does."""
     signatures = [finding.signature for finding in found.ranked()]
-    known = (each for signature in signatures for each in toggle.detections if each.recognises(signature))
-    detection = next(known, None)
+    stated = (
+        *toggle.detections,
+        *(toggle.detected_in[each] for each in toggle.detected_in if each == found.facts.engine),
+    )
+    detection = next((each for signature in signatures for each in stated if each.recognises(signature)), None)
     return toggle if detection is None else toggle.shown_by(detection)
 
 

@@ -10,6 +10,9 @@ from contextlib import contextmanager
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ALARM = signal.SIGALRM
+AGAIN_S = 10.0
+"""Seconds after which what was told to end, for its time was over, is told once more."""
 
 
 class Interrupts:
@@ -30,7 +33,7 @@ class Interrupts:
     def heard(self, number: int, frame: FrameType | None = None) -> None:
         """Take in a signal. Raises KeyboardInterrupt for the first one unless signals are held."""
         self.count += 1
-        if self._first is None:
+        if self._first in (None, ALARM):
             self._first = number
         if not self._holds and not self._raised:
             self.check()
@@ -64,6 +67,20 @@ class Interrupts:
         if not self._holds and not self._raised:
             self.check()
 
+    @contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        """Tell what is done meanwhile to end once so many seconds (above 0) are over, as a signal would; at the end
+        that is forgotten, unless a signal came, too. For the main thread."""
+        before, handler = (self.count, self._raised), signal.signal(ALARM, self.heard)
+        signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_S)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(ALARM, handler)
+            if self._first == ALARM:
+                self._first, (self.count, self._raised) = None, before
+
     def last(self) -> None:
         """From now on nothing raises: all is said, the process is about to end."""
         self._holds += 1
@@ -71,7 +88,7 @@ class Interrupts:
 
 _process = Interrupts()
 listen, check, held, last = _process.listen, _process.check, _process.held, _process.last
-heard = _process.heard
+heard, within = _process.heard, _process.within
 
 
 def exit_code() -> int:

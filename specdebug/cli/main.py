@@ -34,6 +34,7 @@ from specdebug.cli import (
     output,
     replay,
     serve,
+    solve,
     toggles,
     triage,
     twins,
@@ -67,6 +68,7 @@ COMMANDS: dict[str, tuple[type[Command], dict[str, Any]]] = {
     "mutants": (mutants.MutantsCommand, {}),
     "history": (history.HistoryCommand, {}),
     "triage": (triage.TriageCommand, {}),
+    "solve": (solve.SolveCommand, {}),
     "eval": (evaluate.EvalCommand, {}),
     "serve": (
         serve.ServeCommand,

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, TypeAlias, TypeVar
@@ -58,7 +58,16 @@ class ReportFailed(SpecDebugError):
     exit_code = 3
 
 
+@dataclass
+class Kept:
+    """What commands told while their output was kept: their ``reports``, and what they would have printed."""
+
+    reports: list[Report] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+
+
 class _State:
+    kept: Kept | None = None
     debug = False
     quiet = False
     argv: tuple[str, ...] = ()
@@ -69,6 +78,17 @@ class _State:
 def begin_command_line(argv: Sequence[str]) -> None:
     """Remember the command line for reports, and forget the ``--debug`` of one before: tests run several."""
     _State.debug, _State.quiet, _State.argv = False, False, tuple(argv)
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[Kept]:
+    """Keep what the commands that run meanwhile tell, instead of printing it; files they write all the same."""
+    before = _State.debug, _State.quiet, _State.argv
+    _State.kept = Kept()
+    try:
+        yield _State.kept
+    finally:
+        _State.kept, (_State.debug, _State.quiet, _State.argv) = None, before
 
 
 def command_line() -> str:
@@ -105,6 +125,9 @@ def write(text: str) -> None:
     A reader that has gone (``| head``) is no error: the rest is dropped and the command's exit code stands. Raises
     OutputError when the text cannot be written for another reason, such as a full disk.
     """
+    if _State.kept is not None:
+        _State.kept.said.append(redacted(text))
+        return
     if sys.stdout is None:  # closed by the parent
         return
     encoding = sys.stdout.encoding or "utf-8"
@@ -160,6 +183,8 @@ def note(message: str) -> None:
 def complain(message: str) -> None:
     """Print an error line on stderr."""
     note(f"error: {shown(message)}")
+    if _State.kept is not None:
+        _State.kept.said.append(redacted(f"error: {shown(message)}"))
 
 
 @contextlib.contextmanager
@@ -294,6 +319,8 @@ def tell(report: Report, options: JsonOptions, *files: WantedFile, trouble: Spec
 
     line = command_line()
     report = replace(report, line=line, inner=[replace(each, line=line) for each in report.inner])
+    if _State.kept is not None:
+        _State.kept.reports.append(report)
     text = cache(lambda: formats.to_json(report.document))
     works: list[Work] = [
         ("the report", lambda: write(text()) if options.as_json else show_report(report, verbose=options.verbose))
@@ -343,6 +370,8 @@ def tell_github(report: Report) -> None:
     """Inside a GitHub Actions job, add to the step's summary and print the annotations. Raises OutputError."""
     from specdebug.report import markdown as github
 
+    if _State.kept is not None:
+        return
     if os.environ.get(github.ACTIONS_VARIABLE) == "true":
         for annotation in github.commands(report):  # the runner reads stderr, too, and no document is there
             note(annotation)

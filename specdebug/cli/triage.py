@@ -43,20 +43,10 @@ class TriageCommand(opt.JsonOptions, opt.ContentOptions):
     jobs: int = opt.jobs_option()
 
     def run(self) -> int:
-        from specdebug.logs.scan import scan
-
         self.check_outputs()
         if self.scenario is not None:
             check_writable(self.scenario)
-        self.name = "stdin" if self.log == "-" else self.log
-        self.shown = one_line(self.name, MAX_NAME)
-        try:
-            with _open(self.log, self.shown) as stream:
-                found = scan(stream, _progress(self.shown))
-        except OSError as error:
-            raise SpecDebugError(f"{self.shown}: cannot be read: {error.strerror or error}") from None
-        except ValueError:  # a zero byte in its name
-            raise SpecDebugError(f"{self.shown}: is no name of a file") from None
+        self.name, self.shown, found = read_log(self.log)
         with interrupts.held():
             return self._answer(found)
 
@@ -101,6 +91,21 @@ class TriageCommand(opt.JsonOptions, opt.ContentOptions):
         log = "LOG" if self.name == "stdin" else self.name
         again = shlex.join(("specdebug", "triage", log, "--scenario", "from-log.yaml"))
         return [f"{again}   # its launch flags as a scenario"], "", None
+
+
+def read_log(log: str) -> tuple[str, str, Scan]:
+    """The name of a log, the same fit to be shown, and what it says. Raises SpecDebugError where it cannot be read."""
+    from specdebug.logs.scan import scan
+
+    name = "stdin" if log == "-" else log
+    shown = one_line(name, MAX_NAME)
+    try:
+        with _open(log, shown) as stream:
+            return name, shown, scan(stream, _progress(shown))
+    except OSError as error:
+        raise SpecDebugError(f"{shown}: cannot be read: {error.strerror or error}") from None
+    except ValueError:  # a zero byte in its name
+        raise SpecDebugError(f"{shown}: is no name of a file") from None
 
 
 def _progress(name: str) -> Callable[[int], None]:

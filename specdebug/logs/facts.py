@@ -61,7 +61,7 @@ _VERSION = compiled(
 _VERSION_WORDS = (b"ersion", b"==", b" v", b"(v", b"build: ")
 _LAUNCH = compiled(
     rb"(?:sglang\.launch_server|sgl_jax\.launch_server|sglang serve|vllm serve|vllm\.entrypoints[\w.]*|trtllm-serve|"
-    rb"llama-server|text-generation-launcher)[ \t]([^\n]+)"
+    rb"llama-server|text-generation-launcher|specdebug serve)[ \t]([^\n]+)"
 )
 _ARGUMENTS = compiled(rb"(?:\bServerArgs\(|\bserver_args=|non-default args: \{|\bNamespace\()([^\n]+)")
 _LAUNCH_WORDS = (b"launch_server ", b" serve ", b"entrypoints", b"trtllm-serve", b"llama-server ", b"launcher ",
@@ -167,11 +167,19 @@ _NUMBERS = {
 """Of each fact that is a number, the words one of which is in its line, and its pattern."""
 _REVERTED = compiled(rb"(?:fixes reverted: |SGLANG_DEBUG_REVERT_PR=['\"]?)(\d{1,8}(?:,[ \t]*\d{1,8})*)")
 _FRAME = compiled(rb"File \"[^\"\n]+\", line \d+, in ([A-Za-z_]\w*)")
-_CLOSING = compiled(rb"^([a-z0-9]+(?:-[a-z0-9]+)*): ([A-Za-z0-9_-]+) fail ")
+_ARMS = (
+    (b" fail ", compiled(rb"^([a-z0-9]+(?:-[a-z0-9]+)*): ([A-Za-z0-9_-]+)(?: - [\d, ]+)? fail ")),
+    (b'classname="specdebug.', compiled(rb'classname="specdebug\.([^"\n]+)" name="([\w-]+)[^\n]*\n\s*<failure')),
+    (b"replay: specdebug", compiled(rb"replay: specdebug replay (\S+) --arm ([\w-]+)")),
+    (b".yaml::", compiled(rb"FAILED (\S+\.yaml)::([\w-]+)")),
+    (b" arms as expected", compiled(rb"^([a-z0-9]+(?:-[a-z0-9]+)*): \d+ of \d+ arms as expected()")),
+    (b'"scenario": "', compiled(rb'^\s*"scenario": "([^"\n]+)"()')),
+)
+"""The forms in which we say that an arm of a scenario failed, each with its word; some name the file, some no arm."""
 _OF_BACKEND = (b"backend", b"flashinfer/")
 _OF_REVERTED = (b"fixes reverted: ", b"SGLANG_DEBUG_REVERT_PR")
 _OF_NUMBERS = tuple(word for words, _ in _NUMBERS.values() for word in words)
-FACT_WORDS = (*_OF_BACKEND, *_OF_NUMBERS, *_OF_REVERTED, *_ORIGIN_WORDS, b" fail ", b", in ")
+FACT_WORDS = (*_OF_BACKEND, *_OF_NUMBERS, *_OF_REVERTED, *_ORIGIN_WORDS, *(word for word, _ in _ARMS), b", in ")
 """One of these is in every line that says something of the setting."""
 
 
@@ -218,8 +226,9 @@ class Facts:
         if not words.isdisjoint(_OF_REVERTED):
             for found in _REVERTED.finditer(lines):
                 self.reverted.update(int(number) for number in found[1].split(b","))
-        if self.scenario is None and b" fail " in words and (found := _CLOSING.search(lines)):
-            self.scenario, self.arm = found[1].decode(), found[2].decode()
+        arms = (pattern.search(lines) for word, pattern in _ARMS if word in words)
+        if self.scenario is None and (found := next(filter(None, arms), None)):
+            self.scenario, self.arm = _text(found[1]), _text(found[2]) or None
         if b", in " in words:
             frames = _FRAME.finditer(lines)
             while len(self.functions) < MAX_FUNCTIONS and (found := next(frames, None)):

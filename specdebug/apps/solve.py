@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from specdebug.apps.triage import OWN, CandidateFix, engine_of, scenario_named
+from specdebug.apps.triage import OWN, CandidateFix, engine_of, names_of, scenario_named
 from specdebug.base.attention_plans import PLANS
 from specdebug.base.errors import SpecDebugError
 from specdebug.campaign.trials.scenario import arm_of
@@ -198,7 +198,7 @@ def _detections(toggle: Toggle, target: str) -> Sequence[Detection]:
 
 
 def _signatures(found: Scan) -> list[str]:
-    return [each.signature for each in found.ranked() if not each.over]
+    return [name for each in found.ranked() if not each.over for name in names_of(each)]
 
 
 def _followed(found: Scan, named: str, library: Library) -> str:

@@ -28,6 +28,7 @@ from specdebug.patching.toggles import Toggle
 from specdebug.scenario.checks import scenario_of
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.library import Library
+from specdebug.targets.http.server import split
 from specdebug.verdict.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ Weighed = tuple[int, str]
 
 def _as_seen(toggle: Toggle, found: Scan) -> Toggle:
     """The fix with the scenario that fails as the log does as its first, if one of its scenarios does."""
-    signatures = [finding.signature for finding in found.ranked()]
+    signatures = [name for finding in found.ranked() for name in names_of(finding)]
     stated = (
         *toggle.detections,
         *(toggle.detected_in[each] for each in toggle.detected_in if each == found.facts.engine),
@@ -170,10 +171,18 @@ def _as_seen(toggle: Toggle, found: Scan) -> Toggle:
 def _seen(toggle: Toggle, found: Scan) -> Iterator[Weighed]:
     for number in sorted(found.facts.reverted.intersection(toggle.numbers)):
         yield 40, f"the log says that {number} was reverted"
-    known = (finding for finding in found.ranked() if toggle.detected_by.recognises(finding.signature))
+    named = (each for each in found.ranked() if any(f"#{number}" in each.text for number in toggle.numbers))
+    if first := next(named, None):
+        yield 20, f"line {first.line} names it"
+    known = (each for each in found.ranked() if any(map(toggle.detected_by.recognises, names_of(each))))
     if first := next(known, None):
         points = 20 if first is found.main else CONSEQUENCE
         yield points, f"{first.signature} (line {first.line}) is how its scenario fails"
+
+
+def names_of(finding: Finding) -> tuple[str, str]:
+    """The signatures of a failure: as a log has it, and as a run of the engine in a worker has it."""
+    return finding.signature, "@".join(split(finding.signature))
 
 
 def _damage(toggle: Toggle, main: Finding) -> Iterator[Weighed]:

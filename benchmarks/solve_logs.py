@@ -136,8 +136,9 @@ def server_log(flags: list[str], fix: int, folder: Path) -> str:
             try:
                 post(body)
                 break
-            except urllib.error.HTTPError:
-                break
+            except urllib.error.HTTPError as error:
+                if error.code != 503:  # that is one which loads
+                    break
             except OSError:  # it does not listen yet
                 continue
     finally:

@@ -119,6 +119,7 @@ class Solution:
     stages: list[StageRun] = field(default_factory=list)
     questions: list[OpenQuestion] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)
+    next_step: str = ""
 
 
 def engine_for(found: Scan) -> tuple[str, OpenQuestion | None]:

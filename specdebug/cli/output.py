@@ -163,6 +163,8 @@ def show_report(report: Report, *, verbose: bool = False) -> None:
 
 def answer(as_json: bool, report: Report) -> int:
     """Write a report, or its document as JSON in its place, and return the exit code."""
+    if _State.kept is not None:
+        _State.kept.reports.append(report)
     if as_json:
         from specdebug.report.formats import to_json
 

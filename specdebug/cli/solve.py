@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from specdebug.base import interrupts
 from specdebug.base.errors import SpecDebugError
 from specdebug.cli import options as opt
-from specdebug.cli.output import UNDECIDED, kept, note, own_folder, tell, write_file
+from specdebug.cli.output import UNDECIDED, command_line, kept, note, own_folder, tell, write_file
 from specdebug.cli.triage import read_log
 
 if TYPE_CHECKING:
@@ -78,8 +78,11 @@ class SolveCommand(opt.DeviceOptions, opt.PageOptions, opt.ContentOptions):
             self._follow()
         except SpecDebugError as error:  # what is known is told all the same
             trouble = error
-        if answer.answer in ("undecided", "suspect", "none") and interrupts.was_heard():
-            answer.questions.append(OpenQuestion("it was interrupted", "the same command goes on"))
+        left = [each.name for each in answer.stages if each.cut]
+        if left or self._over:
+            answer.answer = "undecided" if answer.answer == "none" else answer.answer
+            what = f"what {' and '.join(dict.fromkeys(left)) or 'the rest'} would tell: it was not done to its end"
+            answer.questions.append(OpenQuestion(what, command_line(), "more time, and goes on where it was"))
         gpu = machine_needed(found, name) if self.device is None else None
         answer.questions += [] if gpu is None else [gpu]
         code = 0 if answer.answer == "culprit" else UNDECIDED
@@ -205,7 +208,8 @@ class SolveCommand(opt.DeviceOptions, opt.PageOptions, opt.ContentOptions):
 
     @property
     def _over(self) -> bool:
-        return interrupts.was_heard() or time.monotonic() > self.until
+        """No further stage may begin."""
+        return interrupts.was_heard() or self.until - time.monotonic() < LEAST_S
 
     def _seen(self, attempt: Attempt, found: Scan) -> str:
         """How a run of a setting fits the log: with its fix reverted, if it is one's; a command is not run alone."""
@@ -225,7 +229,7 @@ class SolveCommand(opt.DeviceOptions, opt.PageOptions, opt.ContentOptions):
 
     def _named(self, attempt: Attempt, found: Scan) -> bool:
         """Search the registry for the fix whose revert makes a setting fail; return True if it fails as the log did."""
-        from specdebug.apps.solve import OpenQuestion, recognised
+        from specdebug.apps.solve import recognised
 
         follow = ("--signature", attempt.pattern) if attempt.pattern else ()
         words = (*attempt.words, *follow, *self._always)
@@ -233,9 +237,6 @@ class SolveCommand(opt.DeviceOptions, opt.PageOptions, opt.ContentOptions):
         run = self.stage("bisect", ("bisect", *(command if attempt.command else words)))
         told, answer = run.document, self.answered
         if told.get("verdict") != "culprit":
-            if run.cut:
-                answer.answer = "undecided"
-                answer.questions.append(OpenQuestion(f"which fix it is in {attempt}", run.line))
             return False
         same = bool(attempt.command) or recognised(told["signature"], found)
         if answer.culprit is None or same:
@@ -253,6 +254,7 @@ class SolveCommand(opt.DeviceOptions, opt.PageOptions, opt.ContentOptions):
         if answer.culprit is None or answer.attempt is None or interrupts.was_heard():
             return
         attempt, number = answer.attempt, str(answer.culprit.pr)
+        answer.next_step = shlex.join(("specdebug", "toggles", "show", number, *self.content_words()))
         answer.place["functions"] = functions_of(answer.culprit, attempt.target)
         if attempt.command:
             shown = showing(answer.culprit, self.library(), attempt.target)

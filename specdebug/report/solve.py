@@ -8,7 +8,6 @@ from typing import Any
 
 from specdebug import __version__
 from specdebug.apps.solve import Answer, Solution, StageRun
-from specdebug.report.failed import shows
 from specdebug.report.parts import (
     Column,
     FactList,
@@ -27,7 +26,7 @@ from specdebug.report.parts import (
 _ANSWERS: dict[Answer, str] = {
     "as it stands": "fails here with nothing reverted, so that no fix of the registry is missing",
     "none": "no fix that is known makes it fail so",
-    "undecided": "undecided: the time was over",
+    "undecided": "undecided: the search is not over",
     "no failure": "no failure found",
 }
 _STAGES = (
@@ -76,8 +75,8 @@ def _told(answer: Solution) -> Iterator[str]:
     if others:
         yield f"the log also points to: {', '.join(others)}"
     yield from (f"{name}: {path}" for name, path in answer.files.items())
-    if answer.culprit is not None:
-        yield f"next: {shows([answer.culprit])[0]}"
+    if answer.next_step:
+        yield f"next: {answer.next_step}"
 
 
 def _place(place: dict[str, Any]) -> str:
@@ -96,7 +95,7 @@ def _open(answer: Solution) -> Iterator[str]:
         yield "not found out:"
     for each in answer.questions:
         yield f"  {each.what}"
-        needs = f"needs {each.where}: run this there: " if each.where else ""
+        needs = f"needs {each.where}: " if each.where else ""
         if each.run:
             yield f"    {needs}{each.run}"
 
@@ -123,7 +122,7 @@ def _document(answer: Solution, exit_code: int) -> dict[str, Any]:
         "log": answer.log,
         "exit_code": exit_code,
         "verdict": answer.answer,
-        **plain(answer, "signature suspects place files"),
+        **plain(answer, "signature suspects place files next_step"),
         "culprit": fix
         and {**plain(fix, "pr title url"), "signature": answer.failure, "probability": answer.probability},
         "attempt": attempt and plain(attempt, "why scenario arm target pattern command"),

@@ -56,6 +56,35 @@ def test_a_signal_that_nobody_looked_for_raises_at_the_end() -> None:
     assert ours.exit_code == 129
 
 
+def wait_for_the_end(ours: Interrupts) -> None:
+    """Work until it is told to end."""
+    while not ours.count:
+        pass
+    with pytest.raises(KeyboardInterrupt):
+        ours.check()
+
+
+def test_what_takes_too_long_is_told_to_end_and_that_is_forgotten() -> None:
+    ours = Interrupts()
+    with ours.held():
+        with ours.within(0.001):
+            wait_for_the_end(ours)
+            assert (ours.count, ours.exit_code) == (1, 128 + signal.SIGALRM)
+        assert ours.count == 0
+        ours.check()
+
+
+def test_a_signal_that_comes_besides_is_not_forgotten() -> None:
+    ours = Interrupts()
+    with ours.held():
+        with ours.within(0.001):
+            wait_for_the_end(ours)
+            ours.heard(signal.SIGTERM)
+        assert (ours.count, ours.exit_code) == (2, 143)
+        with pytest.raises(KeyboardInterrupt):
+            ours.check()
+
+
 def test_patience_is_over_with_one_more_signal() -> None:
     ours = Interrupts()
     with ours.held():

@@ -284,6 +284,16 @@ ROWS = (
         known="what the log told, and the candidates that were tried",
     ),
     Row(
+        "solve",
+        (LOG, "--json-file", "r.json", "--html", "h.html"),
+        plain=125,
+        workers=1,
+        told="undecided: the search is not over",
+        reported="no fix that is known makes it fail so",
+        files={"r.json": '"undecided"', "h.html": "undecided"},
+        known="what its stages told by then; the same command goes on from there",
+    ),
+    Row(
         "eval",
         ("--num-questions", "8", "--json-file", "r.json"),
         workers=0,

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from specdebug.apps.mining.missing import KnownFix
+from specdebug.apps.solve import Attempt, OpenQuestion, Solution, StageRun
 from specdebug.apps.triage import CandidateFix, Tried
 from specdebug.apps.twins.judge import JudgedPair
 from specdebug.apps.twins.plan import TwinPair
@@ -40,6 +41,7 @@ from specdebug.report.listings import doctor_report, probe_list, scenario_list, 
 from specdebug.report.minimise import Minimisation, minimise_report
 from specdebug.report.parts import Report
 from specdebug.report.replay import replay_report
+from specdebug.report.solve import solve_report
 from specdebug.report.toggles import drift_report, matrix_report, missing_report, toggle_list, toggle_shown
 from specdebug.report.twins import twins_report
 from specdebug.scenario.grammar import Arm, Expectation, Scenario, TokenPrompt, WorkloadGroup
@@ -64,6 +66,7 @@ def report_of_all(name: Name, folder: Path) -> dict[str, Report]:
         **_of_searches(name, folder),
         "diverge": _divergence(name),
         "triage": _triage(name),
+        "solve": _solve(name),
     }
 
 
@@ -271,3 +274,25 @@ def _triage(name: Name) -> Report:
     best = CandidateFix(toggle(name), scenario(name), None, 9, (f"since {name('reason')} fits",), False)
     tried = [Tried(best, outcome(name), True, True)]
     return triage_report(name("log"), name("log"), found, [best], [name("command")], tried, 0)
+
+
+def _solve(name: Name) -> Report:
+    stage = StageRun("bisect", name("command"), 0, 9.0, name("summary"), name("text"), {}, kept=True)
+    return solve_report(
+        Solution(
+            name("log"),
+            "culprit",
+            name("signature"),
+            toggle(name),
+            name("failure"),
+            0.99,
+            Attempt(name("why"), name("scenario"), name("arm")),
+            {"site": name("site"), "step": 3, "request": name("request"), "functions": [name("function")]},
+            [7],
+            [stage, StageRun("bundle", name("command"), None, cut=True)],
+            [OpenQuestion(name("question"), name("command"), name("machine"))],
+            {"page": name("page")},
+            name("next"),
+        ),
+        0,
+    )

@@ -43,6 +43,7 @@ COMMANDS = {
     "minimise": {"nan@site", "nan@other", "kept", "journal", "output"},
     "diverge": {"left", "right", "site", "request", "nan@draft.hidden"},
     "triage": {"nan@logits", "oob@table", "command", "log"},
+    "solve": {"log", "signature", "scenario", "site", "question", "command"},
     "twins": {"scenario", "fixed", "request"},
 }
 """By command the words whose names have to be found, each whole in one line."""

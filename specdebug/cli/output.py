@@ -184,8 +184,10 @@ def note(message: str) -> None:
 
 def complain(message: str) -> None:
     """Print an error line on stderr."""
-    note(f"error: {shown(message)}")
-    if _State.kept is not None:
+    if _State.kept is None:
+        note(f"error: {shown(message)}")
+    else:  # of a stage, which is not the command's own error
+        note(shown(message))
         _State.kept.said.append(redacted(f"error: {shown(message)}"))
 
 

@@ -285,11 +285,11 @@ ROWS = (
     ),
     Row(
         "solve",
-        (LOG, "--json-file", "r.json", "--html", "h.html"),
+        (LOG, "--max-time", "20", "--json-file", "r.json", "--html", "h.html"),
         plain=125,
         workers=1,
         told="undecided: the search is not over",
-        reported="no fix that is known makes it fail so",
+        reported="the log: guard@",
         files={"r.json": '"undecided"', "h.html": "undecided"},
         known="what its stages told by then; the same command goes on from there",
     ),

@@ -194,6 +194,13 @@ def solved(log: Path, fix: int, max_time: float) -> dict[str, Any]:
     return {**told, "seconds": time.monotonic() - begun}
 
 
+def named_after(told: dict[str, Any]) -> float:
+    """The seconds of the stages up to the search that named the fix."""
+    names = [each["name"] for each in told["stages"]]
+    last = len(names) - names[::-1].index("bisect") if "bisect" in names else len(names)
+    return sum(each["seconds"] for each in told["stages"][:last])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
@@ -226,7 +233,8 @@ def main() -> None:
         Column("reverted", of=lambda row: str(row[0].fix)),
         Column("named first", of=lambda row: str((row[1]["culprit"] or {}).get("pr", "none"))),
         Column("verdict", of=lambda row: row[1]["verdict"]),
-        Column("time", "right", lambda row: f"{row[1]['seconds']:.0f} s"),
+        Column("named after", "right", lambda row: f"{named_after(row[1]):.0f} s"),
+        Column("all", "right", lambda row: f"{row[1]['seconds']:.0f} s"),
     )
     print(text_of([table(rows, *heads)]))
     right = sum((told["culprit"] or {}).get("pr") == one.fix for one, told in rows)

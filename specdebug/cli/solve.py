@@ -55,10 +55,13 @@ class SolveCommand(opt.DeviceOptions, opt.PageOptions, opt.ContentOptions):
         from specdebug.apps.triage import candidates
         from specdebug.report.formats import render
         from specdebug.report.solve import solve_report
+        from specdebug.targets.settings import parse_target
 
         self.until = time.monotonic() + (opt.positive(self.max_time, "--max-time") or 0)
         self.check_outputs()
         self.engine()
+        if self.target is not None:
+            parse_target(self.target)
         name, shown, found = read_log(self.log)
         answer = self.answered = Solution(shown)
         if found.main is None:
@@ -68,7 +71,7 @@ class SolveCommand(opt.DeviceOptions, opt.PageOptions, opt.ContentOptions):
         answer.signature = found.main.signature
         best = candidates(found, self.library())
         answer.suspects = [each.toggle.pr for each in best]
-        target, other = (self.target or "", None) if self.target else engine_for(found)
+        target, other = (self.target, None) if self.target else engine_for(found)
         answer.questions += [] if other is None else [other]
         trouble: SpecDebugError | None = None
         try:
@@ -83,7 +86,7 @@ class SolveCommand(opt.DeviceOptions, opt.PageOptions, opt.ContentOptions):
             answer.answer = "undecided" if answer.answer == "none" else answer.answer
             what = f"what {' and '.join(dict.fromkeys(left)) or 'the rest'} would tell: it was not done to its end"
             answer.questions.append(OpenQuestion(what, command_line(), "more time, and goes on where it was"))
-        gpu = machine_needed(found, name) if self.device is None else None
+        gpu = machine_needed(found, "LOG" if self.log == "-" else name) if self.device is None else None
         answer.questions += [] if gpu is None else [gpu]
         code = 0 if answer.answer == "culprit" else UNDECIDED
         code = interrupts.exit_code() if interrupts.was_heard() else code
@@ -116,9 +119,9 @@ class SolveCommand(opt.DeviceOptions, opt.PageOptions, opt.ContentOptions):
 
         line = shlex.join(("specdebug", *words))
         file = self.folder / f"{name}-{digest_of(line, self._state())}.json"
-        if file.is_file() and (makes is None or makes.exists()):
-            done = StageRun(**json.loads(file.read_text(encoding="utf-8")))
-            done = dataclasses.replace(done, kept=True)
+        before = self._kept(file) if makes is None or makes.exists() else None
+        if before is not None:
+            done = before
         elif (left := self.until - time.monotonic()) < LEAST_S:
             done = StageRun(name, line, None, summary="not begun: the time is over", cut=True)
         else:
@@ -137,20 +140,28 @@ class SolveCommand(opt.DeviceOptions, opt.PageOptions, opt.ContentOptions):
                 report.document if report else {},
                 cut=code == 128 + interrupts.ALARM,
             )
-            if not (done.cut or interrupts.was_heard()):
+            if (report or code in (0, 1)) and not (done.cut or interrupts.was_heard()):
                 write_file(file, json.dumps(dataclasses.asdict(done), default=str))
         self.answered.stages.append(done)
         return done
 
+    def _kept(self, file: Path) -> StageRun | None:
+        """What a call before kept of a stage; None where it kept nothing that can be read."""
+        from specdebug.apps.solve import StageRun
+
+        try:
+            return dataclasses.replace(StageRun(**json.loads(file.read_text(encoding="utf-8"))), kept=True)
+        except (OSError, ValueError, TypeError):
+            return None
+
     def _state(self) -> str:
         """A digest of what decides how a stage comes out, besides its words."""
-        if not hasattr(self, "_known_state"):
-            from specdebug.campaign.trials.scenario import texts_of
-            from specdebug.campaign.trials.state import digest_of, own_state
+        from specdebug.campaign.trials.scenario import texts_of
+        from specdebug.campaign.trials.state import digest_of, own_state
 
-            state = own_state()
-            self._known_state = digest_of(*map(str, state.items()), *texts_of(self.library().registry.all))
-        return self._known_state
+        if not hasattr(self, "_code"):
+            self._code = [*map(str, own_state().items())]
+        return digest_of(*self._code, *texts_of(self.library().registry.all))
 
     def _mined(self, target: str) -> None:
         """Make toggles of the fixes that --repo got lately, as far as they fit the engine, and use them from here."""

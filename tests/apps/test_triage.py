@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from specdebug.apps.triage import CandidateFix, Tried, candidates, commands, scenario_text, try_out
+from specdebug.apps.triage import CandidateFix, Tried, candidates, commands, scenario_named, scenario_text, try_out
 from specdebug.base.yamlio import parse_yaml
 from specdebug.logs.scan import Scan, scan, scan_bytes
 from specdebug.patching.toggles import Toggle
@@ -41,6 +41,41 @@ def test_logs_of_our_own_scenarios_lead_back_to_the_fix(toggle: Toggle) -> None:
     assert best[0].toggle == toggle
     told = commands(found, best, LIBRARY)
     assert told[0] == f"specdebug replay {toggle.detected_by.scenario} --arm reverted"
+
+
+def test_a_fix_is_recognised_by_how_it_shows_on_the_engine_of_the_log() -> None:
+    found, best = triaged("sglang==0.5.23\noob@draft.expand_page_table: value not below 3\n")
+    assert best[0].toggle.pr == 27360
+    assert best[0].exact
+    frame = '  File "/x/sglang/srt/speculative/eagle_utils.py", line 894, in eagle_prepare_for_decode\n'
+    failed = "AssertionError: spec v2 page>1 topk>1 draft over-allocation (480) exceeds req_to_token row width (276)\n"
+    found, best = triaged(frame + failed)  # as the engine itself prints it
+    assert (found.facts.engine, best[0].toggle.pr) == ("sglang", 26972)
+
+
+def test_a_failure_that_names_a_fix_by_its_number_is_evidence() -> None:
+    frame = '  File "/x/sglang/srt/a.py", line 8, in f\n'
+    _, best = triaged(f"{frame}AssertionError: the row is too narrow (PR #26972)\n")
+    assert (best[0].toggle.pr, best[0].reasons[0]) == (26972, "line 2 names it")
+
+
+@pytest.mark.parametrize(
+    ("log", "named"),
+    [
+        ("topk-kv-indices: fixed - 27338 fail guard@x (4.0 s)\n", ("topk_kv_indices", "fixed")),
+        ("topk-kv-indices: 1 of 2 arms as expected (4.0 s)\n", ("topk_kv_indices", None)),
+        (
+            '<testcase classname="specdebug.cache-hit" name="zero_fill" time="1">\n  <failure message="nan@x">\n',
+            ("cache_hit", "zero_fill"),
+        ),
+        ("FAILED ci/draft_positions.yaml::fixed - fail oob@x\n", ("draft_positions", "fixed")),
+        ('{\n  "scenario": "padding-positions",\n', ("padding_positions", None)),
+        ("mine: base fail nan@x (1.0 s)\n", (None, "base")),
+    ],
+)
+def test_the_scenario_that_failed_is_read_from_all_our_forms(log: str, named: tuple[str | None, str | None]) -> None:
+    facts = scan_bytes(log.encode()).facts
+    assert (scenario_named(facts, LIBRARY), facts.arm) == named
 
 
 def test_a_cache_hit_before_nan_points_at_draft_kv() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import deque
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,7 @@ from specdebug.scenario.checks import check_scenario, scenario_of
 from specdebug.scenario.grammar import Arm, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.scenario.library import Library
 from specdebug.scenario.workload import expand
+from specdebug.targets.settings import parse_target
 from specdebug.verdict.outcome import Outcome
 from tests.scenario.engines import config_of
 
@@ -195,6 +197,12 @@ def test_whatever_is_left_is_a_scenario_and_its_file_reads_the_same(data):
     ]  # fmt: skip
     assert read.arms == current.arms
     assert read.expect["broken"].signatures == ("nan@x",)
+
+
+def test_a_target_that_was_given_is_written() -> None:
+    scenario = replace(space(FAULTY).start, target=parse_target("reference"))
+    text = scenario_text(scenario, "small", 11, "nan@x", ["About: this"])
+    assert scenario_of(parse_yaml(text)).target == scenario.target
 
 
 SCENARIO = Scenario("s", (WorkloadGroup("g0", TokenPrompt((1, 2))),), {"only": Arm("only")}, {})

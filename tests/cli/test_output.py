@@ -37,6 +37,17 @@ def test_what_is_no_file_is_written_to() -> None:
         assert reader.read() == b"text"
 
 
+def test_what_is_kept_is_not_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with output.kept() as told:
+        assert run(["triage", str(MINI), "--json-file", str(tmp_path / "r.json")]) == 0
+        assert run(["triage", str(tmp_path / "none.log")]) == 2
+    out, err = capsys.readouterr()
+    assert (out, "error:" in err) == ("", False)
+    assert [report.command for report in told.reports] == ["triage"]
+    assert told.said[-1].startswith("error: ")
+    assert (tmp_path / "r.json").exists()
+
+
 def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"cannot write .*: No such file or directory"):
         write_file(tmp_path / "missing" / "report", "text")

@@ -26,15 +26,15 @@ Fit = Literal["same", "alike", "otherwise", "passes", "no verdict"]
 """How a run fits the log: it failed with one of the log's signatures, with damage of the same kind, in another way, or
 not."""
 Answer = Literal["culprit", "suspect", "as it stands", "none", "undecided", "no failure"]
-"""A fix was named and fails as the log does, or only alike; the failure comes up with nothing reverted; no fix makes
-it; the search is not over; the log holds none."""
+"""A fix was named and fails as the log does; or only alike, or the search is not over; the failure comes up with
+nothing reverted; no fix makes it; nothing is known yet; the log holds none."""
 RELEASED = ("sglang", "vllm")
 _GPU = ("@cuda", ".cu")
 """The ends of signatures that a GPU alone has."""
 
 
 @dataclass(frozen=True)
-class Attempt:
+class LogSetting:
     """A setting in which the failure may come up.
 
     Attributes:
@@ -101,6 +101,7 @@ class Solution:
     Attributes:
         failure: the one that the search followed.
         probability: of the culprit, as the search has it.
+        doubt: of a suspect, why it is no culprit.
         place: where a run with the fix reverted parts from one with it, as ``diverge`` has it, and the functions that
             the fix changes.
         suspects: the numbers of the fixes that the log points to, the likeliest first.
@@ -113,7 +114,8 @@ class Solution:
     culprit: Toggle | None = None
     failure: str = ""
     probability: float = 0.0
-    attempt: Attempt | None = None
+    doubt: str = ""
+    attempt: LogSetting | None = None
     place: dict[str, Any] = field(default_factory=dict)
     suspects: list[int] = field(default_factory=list)
     stages: list[StageRun] = field(default_factory=list)
@@ -147,7 +149,7 @@ def _install(release: str) -> str:
 
 def attempts(
     found: Scan, best: Sequence[CandidateFix], library: Library, target: str, from_log: Path | None
-) -> Iterator[Attempt]:
+) -> Iterator[LogSetting]:
     """The settings to try, the most telling first. ``from_log``: a scenario of the log's launch flags. Raises
     ContentError."""
     engines = list(dict.fromkeys((target, "")))
@@ -155,17 +157,19 @@ def attempts(
         scenario = library.scenario(named)
         arm = found.facts.arm if found.facts.arm in scenario.arms else None
         plain = arm_of(scenario, arm if arm and not scenario.arms[arm].revert else None)
-        yield Attempt("the log names it", named, plain, target, _followed(found, named, library))
+        yield LogSetting("the log names it", named, plain, target, _followed(found, named, library))
     suspects = [each for one in best for each in _of_fix(one, found, library, engines)]
     yield from (each for each, same in suspects if same)
     if command := _job(found):
-        yield Attempt("the test that failed is here", command=command)
+        yield LogSetting("the test that failed is here", command=command)
     yield from (each for each, same in suspects if not same)
     if from_log is not None:
-        yield Attempt("it has the log's launch flags", str(from_log), "as_logged", target)
+        yield LogSetting("it has the log's launch flags", str(from_log), "as_logged", target)
 
 
-def _of_fix(one: CandidateFix, found: Scan, library: Library, engines: Sequence[str]) -> Iterator[tuple[Attempt, bool]]:
+def _of_fix(
+    one: CandidateFix, found: Scan, library: Library, engines: Sequence[str]
+) -> Iterator[tuple[LogSetting, bool]]:
     """The attempts of a candidate, each with True where its scenario fails with one of the log's signatures."""
     toggle = next(each for each in library.registry.all if each.pr == one.toggle.pr)
     seen = _signatures(found)
@@ -179,15 +183,15 @@ def _of_fix(one: CandidateFix, found: Scan, library: Library, engines: Sequence[
         over = () if patterns else _options(found)
         pattern = (patterns or shown.signatures)[0]
         why = f"it shows {toggle.pr}, for {one.reasons[0]}"
-        yield Attempt(why, shown.scenario, arm, target, pattern, toggle.pr, over), bool(patterns)
+        yield LogSetting(why, shown.scenario, arm, target, pattern, toggle.pr, over), bool(patterns)
 
 
-def showing(toggle: Toggle, library: Library, target: str) -> Attempt | None:
+def showing(toggle: Toggle, library: Library, target: str) -> LogSetting | None:
     """The scenario that shows a fix on an engine, else on ours; None where none is known to."""
     for engine in dict.fromkeys((target, "")):
         for shown in _detections(toggle, engine):
             arm = arm_of(library.scenario(shown.scenario), None)
-            return Attempt(f"it shows {toggle.pr}", shown.scenario, arm, engine, shown.signatures[0], toggle.pr)
+            return LogSetting(f"it shows {toggle.pr}", shown.scenario, arm, engine, shown.signatures[0], toggle.pr)
     return None
 
 

@@ -59,7 +59,7 @@ class ReportFailed(SpecDebugError):
 
 
 @dataclass
-class Kept:
+class KeptOutput:
     """What commands told while their output was kept: their ``reports``, and what they would have printed."""
 
     reports: list[Report] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Kept:
 
 
 class _State:
-    kept: Kept | None = None
+    kept: KeptOutput | None = None
     debug = False
     quiet = False
     argv: tuple[str, ...] = ()
@@ -81,10 +81,10 @@ def begin_command_line(argv: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def kept() -> Iterator[Kept]:
+def kept() -> Iterator[KeptOutput]:
     """Keep what the commands that run meanwhile tell, instead of printing it; files they write all the same."""
     before = _State.debug, _State.quiet, _State.argv
-    _State.kept = Kept()
+    _State.kept = KeptOutput()
     try:
         yield _State.kept
     finally:

@@ -6,9 +6,9 @@ import dataclasses
 import json
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specdebug.base import interrupts
 from specdebug.base.errors import SpecDebugError
@@ -17,12 +17,13 @@ from specdebug.cli.output import UNDECIDED, command_line, kept, note, own_folder
 from specdebug.cli.triage import read_log
 
 if TYPE_CHECKING:
-    from specdebug.apps.solve import Attempt, StageRun
+    from specdebug.apps.solve import LogSetting, StageRun
     from specdebug.apps.triage import CandidateFix
     from specdebug.logs.scan import Scan
 
 LEAST_S = 5.0
 """Seconds for which no stage is begun."""
+SEARCHING = "the search over all fixes is not over"
 HALF = 0.5
 """The most of the time that is left which a stage takes that others follow."""
 
@@ -51,9 +52,8 @@ class SolveCommand(opt.DeviceOptions, opt.PageOptions, opt.ContentOptions):
     weeks: int = opt.option("Take the fixes of so many weeks from --repo.", default=4, min=1)
 
     def run(self) -> int:
-        from specdebug.apps.solve import OpenQuestion, Solution, engine_for, machine_needed
+        from specdebug.apps.solve import Solution, engine_for
         from specdebug.apps.triage import candidates
-        from specdebug.report.formats import render
         from specdebug.report.solve import solve_report
         from specdebug.targets.settings import parse_target
 
@@ -62,7 +62,7 @@ class SolveCommand(opt.DeviceOptions, opt.PageOptions, opt.ContentOptions):
         self.engine()
         if self.target is not None:
             parse_target(self.target)
-        name, shown, found = read_log(self.log)
+        _, shown, found = read_log(self.log)
         answer = self.answered = Solution(shown)
         if found.main is None:
             answer.answer = "no failure"
@@ -81,12 +81,21 @@ class SolveCommand(opt.DeviceOptions, opt.PageOptions, opt.ContentOptions):
             self._follow()
         except SpecDebugError as error:  # what is known is told all the same
             trouble = error
+        return self._tell(found, trouble)
+
+    def _tell(self, found: Scan, trouble: SpecDebugError | None) -> int:
+        """Tell the answer and what stays open, and return the exit code. Raises ``trouble`` behind it."""
+        from specdebug.apps.solve import OpenQuestion, machine_needed
+        from specdebug.report.formats import render
+        from specdebug.report.solve import solve_report
+
+        answer = self.answered
         left = [each.name for each in answer.stages if each.cut]
         if left or self._over:
             answer.answer = "undecided" if answer.answer == "none" else answer.answer
             what = f"what {' and '.join(dict.fromkeys(left)) or 'the rest'} would tell: it was not done to its end"
             answer.questions.append(OpenQuestion(what, command_line(), "more time, and goes on where it was"))
-        gpu = machine_needed(found, "LOG" if self.log == "-" else name) if self.device is None else None
+        gpu = machine_needed(found, "LOG" if self.log == "-" else self.log) if self.device is None else None
         answer.questions += [] if gpu is None else [gpu]
         code = 0 if answer.answer == "culprit" else UNDECIDED
         code = interrupts.exit_code() if interrupts.was_heard() else code
@@ -190,7 +199,7 @@ class SolveCommand(opt.DeviceOptions, opt.PageOptions, opt.ContentOptions):
         """Try one setting after the other until a fix is named in one that fails as the log did."""
         from specdebug.apps.solve import OpenQuestion, attempts
 
-        alike: list[Attempt] = []
+        alike: list[LogSetting] = []
         done = set[tuple[str, ...]]()
         for attempt in attempts(found, best, self.library(), target, self._from_log(found)):
             asked = (*attempt.command, *attempt.words, attempt.pattern)
@@ -209,20 +218,21 @@ class SolveCommand(opt.DeviceOptions, opt.PageOptions, opt.ContentOptions):
                 return
             if seen == ("passes" if attempt.fix is None else "same"):
                 done.add(asked)
+                if attempt.fix is not None and self.answered.culprit is None:
+                    self._suspect(attempt, attempt.fix, attempt.pattern, 0.0, SEARCHING)
                 if self._named(attempt, found):
                     return
             alike += [attempt] if seen == "alike" else []
-        for attempt in alike:
-            if self._over or self.answered.culprit is not None:
-                return
-            self._named(attempt, found)
+        for attempt in alike if self.answered.culprit is None else ():
+            if not self._over and self.answered.culprit is None:
+                self._named(attempt, found)
 
     @property
     def _over(self) -> bool:
         """No further stage may begin."""
         return interrupts.was_heard() or self.until - time.monotonic() < LEAST_S
 
-    def _seen(self, attempt: Attempt, found: Scan) -> str:
+    def _seen(self, attempt: LogSetting, found: Scan) -> str:
         """How a run of a setting fits the log: with its fix reverted, if it is one's; a command is not run alone."""
         from specdebug.apps.solve import fit
 
@@ -238,7 +248,7 @@ class SolveCommand(opt.DeviceOptions, opt.PageOptions, opt.ContentOptions):
         engine = {name: value for name, value in self.engine().items() if name != "target"}
         return [*opt.engine_words(engine), *self.content_words()]
 
-    def _named(self, attempt: Attempt, found: Scan) -> bool:
+    def _named(self, attempt: LogSetting, found: Scan) -> bool:
         """Search the registry for the fix whose revert makes a setting fail; return True if it fails as the log did."""
         from specdebug.apps.solve import recognised
 
@@ -247,15 +257,25 @@ class SolveCommand(opt.DeviceOptions, opt.PageOptions, opt.ContentOptions):
         command = (*self.content_words(), "--", *attempt.command)
         run = self.stage("bisect", ("bisect", *(command if attempt.command else words)))
         told, answer = run.document, self.answered
-        if told.get("verdict") != "culprit":
-            return False
-        same = bool(attempt.command) or recognised(told["signature"], found)
-        if answer.culprit is None or same:
-            number = int(told["culprits"][0]["id"])
+        best: Mapping[str, Any] = next(iter(told.get("posterior") or ()), {"culprits": []})
+        if told.get("verdict") == "culprit":
+            same = bool(attempt.command) or recognised(told["signature"], found)
+            doubt = "" if same else "its failure here is another one, of the kind of the log's"
+            self._suspect(attempt, int(told["culprits"][0]["id"]), told["signature"], told["probability"], doubt)
+            return same
+        if not run.cut and answer.attempt is attempt:  # it is acquitted
+            answer.answer, answer.culprit, answer.attempt = "none", None, None
+        elif run.cut and best["culprits"] and answer.culprit is None:
+            self._suspect(attempt, int(best["culprits"][0]), attempt.pattern, best["probability"], SEARCHING)
+        return False
+
+    def _suspect(self, attempt: LogSetting, number: int, failure: str, probability: float, doubt: str) -> None:
+        """Take a fix for the likeliest: without a doubt, or if there is none without one."""
+        answer = self.answered
+        if answer.answer != "culprit":
             answer.culprit = next(each for each in self.library().registry.all if number in each.numbers)
-            answer.probability, answer.attempt = told["probability"], attempt
-            answer.answer, answer.failure = "culprit" if same else "suspect", told["signature"]
-        return same
+            answer.attempt, answer.failure, answer.probability, answer.doubt = attempt, failure, probability, doubt
+            answer.answer = "suspect" if doubt else "culprit"
 
     def _follow(self) -> None:
         """Make the scenario of a named fix small, find where its run parts from a sound one, and bundle it."""

@@ -58,8 +58,9 @@ def solve_report(answer: Solution, exit_code: int) -> Report:
 def _answer(answer: Solution) -> str:
     if (fix := answer.culprit) is None:
         return _ANSWERS[answer.answer]
-    sure = f"with probability {answer.probability:.3g}" if answer.answer == "culprit" else "which fails alike only"
-    return f'{answer.answer} {fix.pr} "{fix.title}", {sure}'
+    sure = f"with probability {answer.probability:.3g}" if answer.probability else ""
+    doubt = f"not for sure: {answer.doubt}" if answer.doubt else ""
+    return ", ".join(filter(None, (f'{answer.answer} {fix.pr} "{fix.title}"', sure, doubt)))
 
 
 def _told(answer: Solution) -> Iterator[str]:
@@ -124,7 +125,12 @@ def _document(answer: Solution, exit_code: int) -> dict[str, Any]:
         "verdict": answer.answer,
         **plain(answer, "signature suspects place files next_step"),
         "culprit": fix
-        and {**plain(fix, "pr title url"), "signature": answer.failure, "probability": answer.probability},
+        and {
+            **plain(fix, "pr title url"),
+            "signature": answer.failure,
+            "probability": answer.probability,
+            "doubt": answer.doubt,
+        },
         "attempt": attempt and plain(attempt, "why scenario arm target pattern command"),
         "stages": [plain(each, "name line code seconds summary cut kept document") for each in answer.stages],
         "open": [plain(each, "what run where") for each in answer.questions],

@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from specdebug.apps.solve import Attempt, attempts, engine_for, fit, functions_of, machine_needed, recognised, showing
+from specdebug.apps.solve import (
+    LogSetting,
+    attempts,
+    engine_for,
+    fit,
+    functions_of,
+    machine_needed,
+    recognised,
+    showing,
+)
 from specdebug.apps.triage import candidates
 from specdebug.logs.scan import Scan, scan_bytes
 from specdebug.scenario.library import Library
@@ -28,7 +37,7 @@ def read(log: str) -> Scan:
     return scan_bytes(log.encode())
 
 
-def led_to(log: str, target: str = "", from_log: Path | None = None) -> list[Attempt]:
+def led_to(log: str, target: str = "", from_log: Path | None = None) -> list[LogSetting]:
     found = read(log)
     return list(attempts(found, candidates(found, LIBRARY), LIBRARY, target, from_log))
 

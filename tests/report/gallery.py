@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from specdebug.apps.mining.missing import KnownFix
-from specdebug.apps.solve import Attempt, OpenQuestion, Solution, StageRun
+from specdebug.apps.solve import LogSetting, OpenQuestion, Solution, StageRun
 from specdebug.apps.triage import CandidateFix, Tried
 from specdebug.apps.twins.judge import JudgedPair
 from specdebug.apps.twins.plan import TwinPair
@@ -286,7 +286,7 @@ def _solve(name: Name) -> Report:
             toggle(name),
             name("failure"),
             0.99,
-            Attempt(name("why"), name("scenario"), name("arm")),
+            LogSetting(name("why"), name("scenario"), name("arm")),
             {"site": name("site"), "step": 3, "request": name("request"), "functions": [name("function")]},
             [7],
             [stage, StageRun("bundle", name("command"), None, cut=True)],

@@ -157,7 +157,7 @@ def attempts(
         scenario = library.scenario(named)
         arm = found.facts.arm if found.facts.arm in scenario.arms else None
         plain = arm_of(scenario, arm if arm and not scenario.arms[arm].revert else None)
-        yield LogSetting("the log names it", named, plain, target, _followed(found, named, library))
+        yield LogSetting("the log names it", named, plain, target, _followed(found, named, target, library))
     suspects = [each for one in best for each in _of_fix(one, found, library, engines)]
     yield from (each for each, same in suspects if same)
     if command := _job(found):
@@ -206,13 +206,13 @@ def _signatures(found: Scan) -> list[str]:
     return [name for each in found.ranked() if not each.over for name in names_of(each)]
 
 
-def _followed(found: Scan, named: str, library: Library) -> str:
+def _followed(found: Scan, named: str, target: str, library: Library) -> str:
     """The failure to follow in the scenario that a log names: one that it is known to show, else the first that a
     search can see, for it does not locate."""
     seen = _signatures(found)
     stem = Path(named).stem
     for toggle in library.registry.all:
-        for shown in (*toggle.detections, *toggle.detected_in.values()):
+        for shown in _detections(toggle, target):
             if shown.scenario == stem and (patterns := _matching(shown.signatures, seen)):
                 return patterns[0]
     ours = (each.signature for each in found.ranked() if each.strength <= Strength.NAMED and not each.over)

@@ -131,6 +131,28 @@ def test_a_stage_whose_time_is_over_is_run_again_by_the_next_call(
     assert solved()["names"] == ["bisect", "minimise", "diverge", "bundle"]
 
 
+def test_where_time_did_not_suffice_the_likeliest_is_a_suspect(
+    solved: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(words: tuple[str, ...]) -> dict[str, Any]:
+        return {**wait(words), "posterior": [{"culprits": ["27338"], "probability": 0.4}]}
+
+    monkeypatch.setattr("specdebug.cli.solve.LEAST_S", 0.0)
+    monkeypatch.setattr("specdebug.cli.solve.time", SimpleNamespace(monotonic=lambda: 0.0))
+    told = solved("--max-time", "0.05", code=125, bisect=cut)
+    assert (told["verdict"], told["culprit"]["pr"], told["culprit"]["probability"]) == ("suspect", 27338, 0.4)
+    assert told["culprit"]["doubt"] == "the search over all fixes is not over"
+
+
+def test_a_suspect_that_the_search_acquits_is_none(solved: Callable[..., dict[str, Any]]) -> None:
+    def same(words: tuple[str, ...]) -> dict[str, Any]:
+        return FAILS if "--revert" in words else {}
+
+    told = solved(code=125, replay=same, bisect=NONE)
+    assert (told["verdict"], told["culprit"]) == ("none", None)
+    assert told["names"] == ["replay", "replay", "bisect", "replay", "bisect"]
+
+
 def test_no_stage_is_begun_for_which_there_is_no_time(solved: Callable[..., dict[str, Any]]) -> None:
     told = solved("--max-time", "1", code=125)
     assert (told["ran"], told["verdict"]) == ([], "undecided")

@@ -286,6 +286,7 @@ def _solve(name: Name) -> Report:
             toggle(name),
             name("failure"),
             0.99,
+            name("doubt"),
             LogSetting(name("why"), name("scenario"), name("arm")),
             {"site": name("site"), "step": 3, "request": name("request"), "functions": [name("function")]},
             [7],

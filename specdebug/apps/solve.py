@@ -124,14 +124,17 @@ class Solution:
     next_step: str = ""
 
 
-def engine_for(found: Scan) -> tuple[str, OpenQuestion | None]:
+def engine_for(found: Scan, best: Sequence[CandidateFix], library: Library) -> tuple[str, OpenQuestion | None]:
     """The engine to try a log on, as ``--target`` takes it (empty: ours), and what stays open where that is not the one
-    that wrote it."""
+    that wrote it. A log that names none is of the one on which the likeliest fix shows so."""
     facts = found.facts
-    if facts.engine not in RELEASED or (facts.version is None and engine_of(found) == OWN):
+    engine, version = facts.engine, facts.version
+    if version is None and engine_of(found) in (OWN, None):
+        engine = next((name for one in best[:1] for name in _shows_only(one.toggle, library)), None)
+    if engine not in RELEASED:
         return "", None
-    wanted = f"{facts.engine}=={facts.version}" if facts.version else facts.engine
-    for target in dict.fromkeys((wanted, facts.engine)):
+    wanted = f"{engine}=={version}" if version else engine
+    for target in dict.fromkeys((wanted, engine)):
         try:
             choice = parse_target(target)
             assert isinstance(choice, ReleasedEngine)
@@ -139,8 +142,15 @@ def engine_for(found: Scan) -> tuple[str, OpenQuestion | None]:
         except SpecDebugError:
             continue
         other = OpenQuestion(f"{wanted} is not installed here; {there.release} was tried", _install(wanted))
-        return f"{facts.engine}=={there.version}", None if target == wanted else other
+        return f"{engine}=={there.version}", None if target == wanted else other
     return "", OpenQuestion(f"{wanted} is not installed here; our own engine stood in for it", _install(wanted))
+
+
+def _shows_only(toggle: Toggle, library: Library) -> list[str]:
+    """The engines on which a fix shows as it was seen in a log, if it does not on ours."""
+    seen = toggle.detected_by
+    own = next(each for each in library.registry.all if each.pr == toggle.pr).detections
+    return [name for name, shown in toggle.detected_in.items() if shown == seen and seen not in own]
 
 
 def _install(release: str) -> str:

@@ -162,7 +162,7 @@ def _as_seen(toggle: Toggle, found: Scan) -> Toggle:
     signatures = [name for finding in found.ranked() for name in names_of(finding)]
     stated = (
         *toggle.detections,
-        *(toggle.detected_in[each] for each in toggle.detected_in if each == found.facts.engine),
+        *(shown for engine, shown in toggle.detected_in.items() if found.facts.engine in (engine, None)),
     )
     detection = next((each for signature in signatures for each in stated if each.recognises(signature)), None)
     return toggle if detection is None else toggle.shown_by(detection)

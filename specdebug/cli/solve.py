@@ -71,7 +71,7 @@ class SolveCommand(opt.DeviceOptions, opt.PageOptions, opt.ContentOptions):
         answer.signature = found.main.signature
         best = candidates(found, self.library())
         answer.suspects = [each.toggle.pr for each in best]
-        target, other = (self.target, None) if self.target else engine_for(found)
+        target, other = (self.target, None) if self.target else engine_for(found, best, self.library())
         answer.questions += [] if other is None else [other]
         trouble: SpecDebugError | None = None
         try:

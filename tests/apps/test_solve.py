@@ -42,6 +42,11 @@ def led_to(log: str, target: str = "", from_log: Path | None = None) -> list[Log
     return list(attempts(found, candidates(found, LIBRARY), LIBRARY, target, from_log))
 
 
+def on(log: str) -> tuple[str, Any]:
+    found = read(log)
+    return engine_for(found, candidates(found, LIBRARY), LIBRARY)
+
+
 def toggle(number: int) -> Any:
     return next(each for each in LIBRARY.registry.all if each.pr == number)
 
@@ -121,7 +126,16 @@ def test_a_pattern_of_a_failure_is_recognised_in_the_log() -> None:
 
 
 def test_a_log_of_ours_is_tried_on_our_engine() -> None:
-    assert engine_for(read(OWN)) == ("", None)
+    assert on(OWN) == ("", None)
+
+
+def test_a_log_that_names_no_engine_is_of_the_one_on_which_the_fix_shows_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    _, other = on("E       AssertionError: oob@draft.expand_page_table: value not below 3\n")
+    assert other.run == "specdebug engines install sglang"
+    assert on("E       AssertionError: oob@draft.forward.positions: value not below 1\n") == ("", None)
 
 
 def test_a_release_that_is_not_installed_is_told_with_what_installs_it(
@@ -129,7 +143,7 @@ def test_a_release_that_is_not_installed_is_told_with_what_installs_it(
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     found = read("known bugs of sglang==0.5.23 are mended\n" + LAUNCH.format(more="") + OVERRUN)
-    target, other = engine_for(found)
+    target, other = engine_for(found, (), LIBRARY)
     assert target == ""
     assert other is not None
     assert (other.what, other.run) == (

@@ -126,4 +126,5 @@ KEYS = tuple(each.name for each in fields(RankLayout))
 """The engine options that are read here."""
 BALANCES = ("round_robin", "skewed")
 PD = "pd"
-ROLES = ("decode", "prefill")
+PREFILL = "prefill"
+ROLES = ("decode", PREFILL)

@@ -17,9 +17,9 @@ from torch import Tensor
 from specdebug import async_probe
 from specdebug.base.abilities import Ability
 from specdebug.events import Decided, Prefilled, RanksBegin, RankStepped, Stepped
-from specdebug.targets.base import Opening, Session, StoredDrafts
+from specdebug.targets.base import Session, StoredDrafts
 from specdebug.targets.ranks.collectives import Board, FlightRecorder
-from specdebug.targets.ranks.crew import Crew, messages, tell
+from specdebug.targets.ranks.crew import Crew, hear, messages, tell
 from specdebug.targets.ranks.layout import RankLayout
 from specdebug.targets.ranks.told import Noted, RankedRequest, RankReport, retold
 from specdebug.targets.requests import Lost, NotShown, RequestView, Sampling, SessionFailed
@@ -35,7 +35,9 @@ _THREADS = "SGLANG_CPU_OMP_THREADS_BIND"
 
 Calls = list[tuple[str, tuple[Any, ...]]]
 """Methods of a rank's session to call, with their arguments."""
-Make = Callable[[int, Callable[[], None] | None], SglangSession]
+Starts = Mapping[str | None, Any]
+"""SGLang's own arguments and ports, by the role of a server."""
+Make = Callable[[int, Callable[[], None] | None, Starts], SglangSession]
 """Builds the session of a rank, which is watched meanwhile."""
 
 
@@ -49,38 +51,46 @@ class _Turn:
 
 
 def on_this_machine(layout: RankLayout) -> None:
-    """Give each rank one of the cores of this process: SGLang would have a NUMA node for each. What ranks hand over
-    stays on this machine."""
+    """Give each rank one of the cores of this process: on a CPU SGLang would have a NUMA node for each. What ranks hand
+    over stays on this machine."""
     cores = sorted(os.sched_getaffinity(0))
     os.environ |= {"SGLANG_HOST_IP": "127.0.0.1", "MOONCAKE_PROTOCOL": "tcp"}
     os.environ.setdefault(_THREADS, "|".join(str(cores[rank % len(cores)]) for rank in range(layout.world)))
 
 
-def open_ranked(layout: RankLayout, heads: int, make: Make, opening: Opening) -> RankedSession:
-    """Fork the ranks, build their schedulers together, and return the session. Raises SessionFailed."""
-    board = Board(layout.world)
-    handovers = None if layout.disaggregation is None else Handovers(layout.world)
+class Ranks:
+    """The processes of a session, of which this is rank 0. The others are forked now: on a GPU before this one takes
+    it, and on a CPU once the engine is imported."""
 
-    def live(number: int, channel: Connection) -> None:
-        recorder = FlightRecorder(board, number)
+    def __init__(self, layout: RankLayout, make: Make) -> None:
+        self.layout, self._make = layout, make
+        board = Board(layout.world)
+        self._recorder = FlightRecorder(board, 0)
+        self._handovers = None if layout.disaggregation is None else Handovers(layout.world)
+        self._crew = Crew(board, lambda number, channel: self._live(FlightRecorder(board, number), channel))
+
+    def open(self, starts: Starts, heads: int) -> RankedSession:
+        """Build all schedulers together, and return the session. Raises SessionFailed, and what SGLang raises."""
+        for rank in self._crew.numbers:
+            self._crew.send(rank, starts)
+        try:
+            session = self._built(self._recorder, self._crew.watch, starts)
+            self._crew.receive()
+        except BaseException as error:
+            blamed = self._crew.blame(error)
+            self._crew.end()
+            raise blamed from None
+        return RankedSession(session, self._crew, self.layout, heads, self._recorder, self._handovers)
+
+    def _built(self, recorder: FlightRecorder, watch: Callable[[], None], starts: Starts) -> SglangSession:
         recorder.begin()
-        if handovers is not None:
-            stand_in_for_mooncake(handovers, number)
-        _serve(layout, make(number, _unwatched), recorder, handovers, channel)
+        if self._handovers is not None:
+            stand_in_for_mooncake(self._handovers, recorder.rank)
+        return self._make(recorder.rank, watch, starts)
 
-    crew = Crew(board, live)
-    recorder = FlightRecorder(board, 0)
-    recorder.begin()
-    try:
-        if handovers is not None:
-            stand_in_for_mooncake(handovers, 0)
-        session = make(0, crew.watch)
-        crew.receive()
-    except BaseException as error:
-        blamed = crew.blame(error)
-        crew.end()
-        raise blamed from None
-    return RankedSession(session, crew, layout, heads, recorder, handovers)
+    def _live(self, recorder: FlightRecorder, channel: Connection) -> None:
+        session = self._built(recorder, _unwatched, hear(channel))
+        _serve(self.layout, session, recorder, self._handovers, channel)
 
 
 def _unwatched() -> None:

@@ -25,7 +25,7 @@ from specdebug.targets.installs.release import order, recipes
 from specdebug.targets.installs.store import Installed, StoreError
 from specdebug.targets.launch.process import StartCommand
 from specdebug.targets.options import SGLANGS
-from specdebug.targets.ranks.layout import ROLES, RankLayout
+from specdebug.targets.ranks.layout import PREFILL, ROLES, RankLayout
 from specdebug.targets.relations import NoTwin, Relation, Twin
 from specdebug.targets.sglang.drafts import block_draft, sglangs_folder, untied_folder
 from specdebug.targets.sglang.faults import SglangFaults
@@ -202,39 +202,40 @@ class SglangTarget(InstalledTarget):
         from specdebug.targets.inside.failure import importing
         from specdebug.targets.inside.guard import LOST
         from specdebug.targets.sglang.build import build, import_engine
-        from specdebug.targets.sglang.inside.scheduler import Start
-        from specdebug.targets.sglang.inside.seats import in_sglang
-        from specdebug.targets.sglang.ranked import on_this_machine, open_ranked
+        from specdebug.targets.sglang.inside.scheduler import Start, free_port
+        from specdebug.targets.sglang.ranked import Ranks, on_this_machine
         from specdebug.targets.sglang.session import SglangSession
 
-        here, asked = self.begun(options, opening)
-        there = opening.over_there
-        with importing(self._settings):
-            import_engine(cpu=asked.device == "cpu")
+        here, asked, there = self.installed(), self.asked(options), opening.over_there
         words = (*self._mapped(options, here)[0], *self._settings.arguments)
-        os.environ.setdefault(CONVOLVED, asked.dtype)
         hidden = SGLANG.hidden_by(options) | (frozenset() if asked.dense else BY_DENSE)
         shows = (SHOWS - INSIDE | frozenset(there.shows)) - hidden
         cpu, layout, speculative = asked.device == "cpu", RankLayout.read(options), SGLANGS.read(options).speculative
-        several = layout.world > 1
+        several, roles = layout.world > 1, (None,) if layout.disaggregation is None else ROLES
 
-        starts: dict[str | None, Start] = {}
-        port = None if layout.disaggregation is None else int(in_sglang("srt.utils.network").get_free_port())
-
-        def make(rank: int, watch: Callable[[], None] | None) -> SglangSession:
-            looks, states = bool(LOOKING & shows), STATES[0] in words
-            built = build(starts[layout.role(rank)], layout, rank, there, cpu=cpu, looks=looks, states=states)
+        def make(rank: int, watch: Callable[[], None] | None, starts: Mapping[str | None, Start]) -> SglangSession:
+            if rank and not cpu:
+                opening.before()
+                import_engine(cpu=False)
+            start, port = starts[layout.role(rank)], None if roles == (None,) else starts[PREFILL].bootstrap_port
+            built = build(start, layout, rank, there, cpu=cpu, looks=bool(LOOKING & shows), states=STATES[0] in words)
             if built.not_engine_code and not rank:
                 opening.say("not_engine_code", parts=list(built.not_engine_code))
             own = (built, asked, shows, speculative, opening)
             return SglangSession(*own, watch=watch, leads=layout.leads(rank), bootstrap_port=port)
 
+        ranks = Ranks(layout, make) if several and not cpu else None
+        self.begun(options, opening)
+        with importing(self._settings):
+            import_engine(cpu=cpu)
+        os.environ.setdefault(CONVOLVED, asked.dtype)
         try:
-            if cpu and several:
+            if several:
                 on_this_machine(layout)
-            for role in (None,) if port is None else ROLES:
-                starts[role] = Start.of((*words, *disaggregated(role, port)), apart=several)
-            session: Session = open_ranked(layout, self._heads(options), make, opening) if several else make(0, None)
+                ranks = ranks or Ranks(layout, make)
+            port = free_port() if layout.disaggregation else None
+            starts = {role: Start.of((*words, *disaggregated(role, port)), apart=several) for role in roles}
+            session: Session = make(0, None, starts) if ranks is None else ranks.open(starts, self._heads(options))
         except Exception:
             for lost in dict.fromkeys(LOST):  # a stand-in that refused judges nothing, whatever SGLang made of that
                 opening.say("lost", text=str(lost), stand_in=lost.stand_in)

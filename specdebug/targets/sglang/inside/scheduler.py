@@ -88,6 +88,16 @@ class Start:
         ports = arguments.PortArgs.init_new(args)
         return cls(args, _apart(ports) if apart else ports)
 
+    @property
+    def bootstrap_port(self) -> int:
+        """The port at which a server that decodes finds the one that prefills."""
+        return int(self.args.disaggregation_bootstrap_port)
+
+
+def free_port() -> int:
+    """A port that SGLang finds free."""
+    return int(in_sglang("srt.utils.network").get_free_port())
+
 
 def _apart(ports: Any) -> Any:
     """The ports of one rank: sockets of files of its own, but what ranks find each other by."""

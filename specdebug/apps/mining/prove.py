@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -69,5 +70,5 @@ class Proving:
 
 def closest_first(names: Sequence[str], words: Sequence[str]) -> list[str]:
     """Names of scenarios, those first that share most words with what the fix is about."""
-    wanted = {part for word in words for part in word.lower().replace("_", " ").replace(".", " ").split()}
+    wanted = {part for word in words for part in re.split(r"[\W_]+", word.lower())}
     return sorted(names, key=lambda name: (-len(wanted & set(name.lower().split("_"))), name))

@@ -21,5 +21,5 @@ def test_scenarios_are_tried_until_one_shows_the_fix() -> None:
 
 def test_scenarios_whose_names_share_words_with_the_fix_come_first() -> None:
     names = ["cache_hit", "draft_positions", "graph_padding"]
-    words = ["Advance", "draft", "positions", "toy.draft_graph"]
+    words = ["Advance", "draft", "positions", "toy.draft:graph.rows"]
     assert closest_first(names, words) == ["draft_positions", "graph_padding", "cache_hit"]

@@ -92,13 +92,14 @@ class ToggleMine(opt.Command):
         return 0 if made else 1
 
     def _commits(self, top: Path) -> Sequence[str]:
+        from specdebug.apps.mining.fix import fix_named
         from specdebug.base.git import ask
         from specdebug.campaign.trials.commits import commit_of
 
         if self.commit:
             return [commit_of(top, each, "commit") for each in self.commit]
         if self.pr:
-            return [self._of_number(top, number) for number in self.pr]
+            return [fix_named(top, str(number)) for number in self.pr]
         first, dots, last = str(self.range).partition("..")
         if not dots or not first:
             raise SpecDebugError(f"--range {self.range}: a range is written A..B, as in HEAD~20..HEAD")
@@ -107,16 +108,6 @@ class ToggleMine(opt.Command):
         if not found:
             raise SpecDebugError(f"--range {self.range}: there is no commit in it")
         return found.split()
-
-    def _of_number(self, top: Path, number: int) -> str:
-        from specdebug.base.git import ask
-
-        found = ask(top, "log", "--all", "--format=%H", "--fixed-strings", f"--grep=(#{number})") or ""
-        subjects = {commit: ask(top, "show", "-s", "--format=%s", commit) or "" for commit in found.split()}
-        ending = [commit for commit, subject in subjects.items() if subject.endswith(f"(#{number})")]
-        if not ending:
-            raise SpecDebugError(f"--pr {number}: no commit of {top} has a subject that ends in (#{number})")
-        return ending[-1]
 
     def _mine(self, top: Path, commit: str, dists: dict[str, Dist]) -> int | None:
         """Write the toggle of a commit, and return its number; None where none can be, as is told."""

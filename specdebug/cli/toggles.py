@@ -13,6 +13,7 @@ from specdebug.cli import options as opt
 from specdebug.cli.listings import CHECKS, ListOptions
 from specdebug.cli.mine import ToggleMine, ToggleMissing
 from specdebug.cli.output import note, on_stderr, progress, tell, workers
+from specdebug.cli.siblings import ToggleSiblings
 
 if TYPE_CHECKING:
     from specdebug.campaign.loops.verify import LatentCheck, Matrix
@@ -180,6 +181,7 @@ COMMANDS: dict[str, type[opt.Command]] = {
     "mine": ToggleMine,
     "missing": ToggleMissing,
     "show": ToggleShow,
+    "siblings": ToggleSiblings,
     "verify": ToggleVerify,
     **CHECKS,
 }

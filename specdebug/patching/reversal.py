@@ -106,7 +106,7 @@ def reversals(files: Sequence[FileDiff], text_of: Callable[[str], str | None]) -
     for file in files:
         path = file.was if file.path == _NOWHERE else file.path
         module = _module(path, text_of)
-        if not path.endswith(".py") or module is None or _TEST.search(module):
+        if not path.endswith(".py") or module is None or is_test(module):
             yield f"{path}: no module of a package" if module is None else f"{path}: a test"
         elif _NOWHERE in (file.path, file.was):
             yield f"{path}: the fix {'removed' if file.path == _NOWHERE else 'added'} it whole"
@@ -115,6 +115,11 @@ def reversals(files: Sequence[FileDiff], text_of: Callable[[str], str | None]) -
             before = file.before(source.lines)
             edits = _edits(source, file, before)
             yield Reversal(source, before, edits) if edits else f"{path}: no code changes"
+
+
+def is_test(module: str) -> bool:
+    """Return True if a module is a test by its name, or lies among tests."""
+    return _TEST.search(module) is not None
 
 
 def check(made: Sequence[Reversal], patches: Sequence[Patch]) -> None:

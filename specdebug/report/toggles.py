@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from specdebug.apps.mining.missing import STATES, KnownFix
+from specdebug.apps.mining.siblings import Sibling
 from specdebug.base.content import words_for
 from specdebug.patching.drift import DriftReport, FixRow
 from specdebug.patching.drift.check import UNDECIDED
 from specdebug.patching.toggles import Detection, Toggle
 from specdebug.report.listings import listing
 from specdebug.report.parts import Column, FactList, Line, Part, Report, Style, Styled, lines, plain, table
-from specdebug.report.words import replaced
+from specdebug.report.words import counted, replaced
 from specdebug.verdict.outcome import EXIT_CODES, not_engine_code
 
 if TYPE_CHECKING:  # a list of fixes is told without torch
@@ -236,3 +237,19 @@ def missing_report(dist: str, fixes: Sequence[KnownFix]) -> Report:
     summary = Line(f"{dist}: {counts} of {len(fixes)} known fixes" if fixes else f"no fix is known of {dist}")
     document = [plain(row, "pr title state where scenario why") for row in fixes]
     return listing("toggles missing", [table(fixes, *heads), summary], document, code)
+
+
+def siblings_report(fix: str, dist: str, found: Sequence[Sibling]) -> Report:
+    """Places that look like the code before a fix, the likest first, each with its reasons."""
+
+    def why(row: Sibling) -> list[str | Styled]:
+        return [row.function.partition(":")[2], *(Styled(f"{name}: {what}", "dim") for name, what in row.why.items())]
+
+    heads = (
+        Column("score", "key", lambda row: f"{row.score:.2f}"),
+        Column("place", "prose", lambda row: row.where),
+        Column("function, and why", "prose", why),
+    )
+    said = f"{dist}: {counted(len(found), 'place')} like the code before {fix}"
+    document = [plain(row, "where function score why") for row in found]
+    return listing("toggles siblings", [table(found, *heads), Line(said)], document)

@@ -330,6 +330,7 @@ ROWS = (
     ),
     Row("toggles check", ("--against", str(ROOT)), reported="27338"),
     Row("toggles missing", ("--engine", str(ROOT)), plain=125, reported="no fix is known of"),
+    Row("toggles siblings", ("27338", "--against", str(ROOT)), reported="like the code before 27338"),
     Row("toggles mine", ("--repo", str(ROOT), "--commit", "HEAD", "-o", "mined"), plain=1, reported="0 of 1 fixes"),
     Row("toggles validate", ("27338",), reported="27338"),
     Row("toggles schema", reported="patches"),

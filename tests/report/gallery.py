@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from specdebug.apps.mining.missing import KnownFix
+from specdebug.apps.mining.siblings import Sibling
 from specdebug.apps.solve import LogSetting, OpenQuestion, Solution, StageRun
 from specdebug.apps.triage import CandidateFix, Tried
 from specdebug.apps.twins.judge import JudgedPair
@@ -42,7 +43,14 @@ from specdebug.report.minimise import Minimisation, minimise_report
 from specdebug.report.parts import Report
 from specdebug.report.replay import replay_report
 from specdebug.report.solve import solve_report
-from specdebug.report.toggles import drift_report, matrix_report, missing_report, toggle_list, toggle_shown
+from specdebug.report.toggles import (
+    drift_report,
+    matrix_report,
+    missing_report,
+    siblings_report,
+    toggle_list,
+    toggle_shown,
+)
 from specdebug.report.twins import twins_report
 from specdebug.scenario.grammar import Arm, Expectation, Scenario, TokenPrompt, WorkloadGroup
 from specdebug.scenario.packs import ProbePack
@@ -210,6 +218,16 @@ def _of_toggles(name: Name) -> dict[str, Report]:
             [
                 KnownFix(1, name("title"), "lacks", name("where"), name("scenario"), ""),
                 KnownFix(2, name("other title"), "unknown", "", "", name("why")),
+            ],
+        ),
+        "toggles siblings": siblings_report(
+            name("fix"),
+            release,
+            [
+                Sibling(
+                    name("place:3"), f"module:{name('function')}", 1.5, {"names": name("like"), "part": name("part")}
+                ),
+                Sibling(name("other place:4"), f"module:{name('other function')}", 0.5, {"calls": name("callee")}),
             ],
         ),
     }

@@ -65,6 +65,17 @@ def fix_of(top: Path, commit: str, heard: Callable[[str], None]) -> Fix:
     return Fix(commit, number, subject, url, made, (*others, *left_out))
 
 
+def fix_named(top: Path, name: str) -> str:
+    """The commit of a fix by the number of its pull request, which ends its subject, else by its own name. Raises
+    SpecDebugError."""
+    found = ask(top, "log", "--all", "--format=%H %s", "--fixed-strings", f"--grep=(#{name})") or ""
+    ending = [line.split()[0] for line in found.splitlines() if line.endswith(f"(#{name})")]
+    commit = ending[-1] if ending else ask(top, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
+    if commit is None:
+        raise SpecDebugError(f"no commit of {top} has a subject that ends in (#{name}), nor is {name} a commit there")
+    return commit
+
+
 def number_of(subject: str, commit: str) -> tuple[int, bool]:
     """The number that a fix is selected by, and whether its subject has it: the last ``(#N)``, for a pick names its
     own behind that of the fix that it picks; else one that its hash makes."""

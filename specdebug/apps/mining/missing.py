@@ -60,15 +60,15 @@ def _state(dist: Dist, toggle: Toggle, engine: str) -> tuple[State, str, str]:
     for patches in _of_ranges(dist, toggle, engine):
         found = fit(dist, patches)
         if not found.problems:
-            return there, _inside(dist, found.places[0]), ""
+            return there, inside(dist, found.places[0]), ""
     for patches in _of_ranges(dist, toggle, engine):
         found = fit(dist, back := _turned_round(patches))
         if back and not found.problems:
-            return gone, _inside(dist, found.places[0]), ""
+            return gone, inside(dist, found.places[0]), ""
     return "unknown", "", "neither its lines nor those before it are there as the patches have them"
 
 
-def _inside(dist: Dist, place: Where) -> str:
+def inside(dist: Dist, place: Where) -> str:
     """``file:line``, by the path from where the package, the wheel or the tree lies."""
     path, there = Path(place.path), dist.path.parent
     return f"{path.relative_to(there) if path.is_relative_to(there) else path}:{place.line}"

@@ -18,7 +18,7 @@ DIMENSIONS: Mapping[str, str] = {
     "ranks": r"disaggreg|parallel|all_reduce|\b[td]p_|\bpp_|rank|nccl",
     "sampling": r"sampl|logprob|penalt|logit_bias|grammar|temperature",
     "CUDA graphs": r"graph|capture|replay",
-    "drafting": r"specul|draft|eagle|mtp|ngram|dflash|verify|accept",
+    "drafting": r"specul|spec_|draft|propos|eagle|mtp|ngram|dflash|verify|accept",
     "KV cache": r"kv|cache|radix|alloc|pool|page|block",
     "attention": r"attention|attn|rope|mask",
     "scheduling": r"sched|batch|overlap|chunk|retract|queue",
@@ -37,6 +37,11 @@ class Shown:
     engine: str
     scenario: str
     signature: str
+
+
+def dimensions(text: str) -> frozenset[str]:
+    """All that the words of some names are about."""
+    return frozenset(name for name, found in DIMENSIONS.items() if re.search(found, text.lower()))
 
 
 def dimension(fix: Fix) -> str:

@@ -34,6 +34,7 @@ _METADATA = ("METADATA", "PKG-INFO", "pyproject.toml")
 _VERSION_NAMES = ("__version__", "version")
 _SKIPPED_FOLDERS = ("__pycache__", "node_modules")
 _DAMAGE = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError, RuntimeError, OSError)
+_NAME = re.compile(rb"[^\W\d]\w+")
 _NO_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)
 
 
@@ -267,6 +268,11 @@ class Dist:
         """Names of the engine's own modules whose bytes match a regular expression, in order of path."""
         wanted = re.compile(pattern)
         return (module for module, text in self._own_texts.items() if wanted.search(text))
+
+    def names_of_modules(self) -> Iterator[tuple[str, frozenset[str]]]:
+        """Each of the engine's own modules, and the names in its text."""
+        for module, text in self._own_texts.items():
+            yield module, frozenset(name.decode(errors="replace") for name in set(_NAME.findall(text)))
 
     @cached_property
     def _own_texts(self) -> dict[str, bytes]:

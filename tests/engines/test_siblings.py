@@ -21,6 +21,9 @@ from specdebug.targets.installs.store import find_installed, store_folder
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
 
+RELEASE = "sglang==0.5.13"
+NEWER = ("sglang==0.5.23", "vllm==0.32.0")
+
 
 @cache
 def installed(release: str) -> Dist:
@@ -45,29 +48,29 @@ def without(release: str, number: str) -> Dist:
 
 def found(number: str, dist: Dist) -> list[Sibling]:
     toggle = Library().registry.find(number)
-    views = views_of(toggle, [*map(installed, ("sglang==0.5.13", "sglang==0.5.23")), dist])
+    views = views_of(toggle, [installed(RELEASE), installed(NEWER[0]), dist])
     return siblings(dist, sought(views, dist.name), places(dist, fitting(dist, toggle)))
 
 
 def test_row_headroom_of_dflash_issue_33579_is_a_sibling_of_26972() -> None:
-    told = {each.function.rpartition(":")[2]: each for each in found("26972", installed("sglang==0.5.23"))}
+    told = {each.function.rpartition(":")[2]: each for each in found("26972", installed(NEWER[0]))}
     assert "page_aligned_decode_alloc_lens" in told["DFlashDraftInputV2.prepare_for_decode"].why["calls"]
     condition = told["get_req_to_token_extra_context_len"].why["condition"]
     assert condition == "the fix holds only where page_size > 1 or spec_algo.is_uno()"
 
 
 def test_the_mla_backend_of_27460_is_a_sibling_of_27338() -> None:
-    first = found("27338", without("sglang==0.5.13", "27460"))[0]
+    first = found("27338", without(RELEASE, "27460"))[0]
     assert first.function.endswith("flashinfer_mla_backend:FlashInferMLAMultiStepDraftBackend.init_cuda_graph_state")
     assert set(first.why) >= {"form", "names", "calls"}
 
 
 def test_the_output_region_of_28254_is_a_sibling_of_26329() -> None:
-    told = {each.function.rpartition(":")[2]: each for each in found("26329", installed("sglang==0.5.23"))}
+    told = {each.function.rpartition(":")[2]: each for each in found("26329", installed(NEWER[0]))}
     assert "makes" in told["_compute_chunked_req_next_prompt_token"].why
     assert "MultiLayerEagleDraftWorker._draft_extend_for_prefill" in told
 
 
 def test_the_chunk_tail_of_vllm_is_a_sibling_of_26329() -> None:
-    told = [each.function.rpartition(":")[2] for each in found("26329", installed("vllm==0.32.0"))]
+    told = [each.function.rpartition(":")[2] for each in found("26329", installed(NEWER[1]))]
     assert "SpecDecodeBaseProposer.prepare_next_token_ids_padded" in told

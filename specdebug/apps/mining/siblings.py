@@ -22,7 +22,7 @@ from specdebug.apps.mining.written import dimensions
 from specdebug.base.errors import Where
 from specdebug.patching.drift.dist import Dist
 from specdebug.patching.reversal import is_test
-from specdebug.patching.source import ModuleSource, PatchError
+from specdebug.patching.source import ModuleSource
 
 MOST = 10
 PARSED = 400
@@ -203,11 +203,7 @@ def _modules(dist: Dist, wanted: Sought) -> Iterator[ModuleSource]:
             has[module] = terms & frozenset().union(*map(words, names))
             counts.update(has[module])
     score = {module: sum(log(len(has) / counts[word]) for word in shared) for module, shared in has.items()}
-    for module in heapq.nlargest(PARSED, score, key=lambda name: score[name]):
-        try:
-            yield dist.source(module)
-        except PatchError:
-            continue
+    yield from dist.own_sources(heapq.nlargest(PARSED, score, key=lambda name: score[name]))
 
 
 def _conditions(dist: Dist, fixed: Sequence[tuple[ModuleSource, int]]) -> Iterator[Sibling]:

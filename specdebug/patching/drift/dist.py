@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.util
 import io
 import os
@@ -250,16 +251,25 @@ class Dist:
         if file is None:
             raise PatchError(f"{self} has no module '{module}'", where)
         if file not in self._sources:
-            place = self._members.place(file)
-            try:
-                source = ModuleSource(module, place, importlib.util.decode_source(self._members.read(file)))
-                with warnings.catch_warnings():  # odd escapes of other code are not ours to report
-                    warnings.simplefilter("ignore")
-                    _ = source.tree
-            except _NO_PYTHON as error:
-                raise PatchError(f"{place} does not parse: {one_line(str(error))}", where) from None
-            self._sources[file] = source
+            self._sources[file] = self._read(file, module, where)
         return self._sources[file]
+
+    def own_sources(self, modules: Iterable[str]) -> Iterator[ModuleSource]:
+        """The texts of many of the engine's own modules, less those that are no Python; none is kept."""
+        for module in modules:
+            with contextlib.suppress(PatchError):
+                yield self._read(self._file(module) or module, module, None)
+
+    def _read(self, file: str, module: str, where: Where | None) -> ModuleSource:
+        place = self._members.place(file)
+        try:
+            source = ModuleSource(module, place, importlib.util.decode_source(self._members.read(file)))
+            with warnings.catch_warnings():  # odd escapes of other code are not ours to report
+                warnings.simplefilter("ignore")
+                _ = source.tree
+        except _NO_PYTHON as error:
+            raise PatchError(f"{place} does not parse: {one_line(str(error))}", where) from None
+        return source
 
     def has_module(self, module: str) -> bool:
         return self._file(module) is not None

@@ -141,12 +141,11 @@ class ToggleMine(opt.Command):
     def _write(
         self, fix: Fix, file: Path, dists: dict[str, Dist], fits: dict[str, Fitted], shown: Sequence[Shown]
     ) -> None:
-        from specdebug.apps.mining.written import toggle_text, wrapped
+        from specdebug.apps.mining.written import edits_by_version, toggle_text, wrapped
         from specdebug.base.yamlio import parse_yaml
         from specdebug.patching.toggles import read_toggle
 
-        plain = dict(zip(fix.functions, (edits for each in fix.made for edits in each.edits.values()), strict=True))
-        by_version = {f"=={dists[target].version}": one.edits for target, one in fits.items()} or {"": plain}
+        by_version = edits_by_version(fix, {dists[target]: one for target, one in fits.items()})
         notes = [wrapped(moved) for one in fits.values() for moved in one.moved]
         text = toggle_text(fix, file, by_version, shown, notes)
         read_toggle(parse_yaml(text, str(file)))

@@ -17,6 +17,7 @@ from specdebug.base.errors import CannotRunHere, SpecDebugError
 from specdebug.bundle import ENDING
 from specdebug.cli import complete
 from specdebug.cli import options as opt
+from specdebug.cli.mined import FromCheckout
 from specdebug.cli.output import (
     FOLDER,
     OutputError,
@@ -76,7 +77,7 @@ class ArmChoices(opt.Command):
 
 
 class ReplayCommand(
-    ArmChoices, opt.EngineOptions, opt.ResultOptions, opt.BaselineOptions, opt.RunOptions, opt.ContentOptions
+    ArmChoices, opt.EngineOptions, opt.ResultOptions, opt.BaselineOptions, opt.RunOptions, FromCheckout
 ):
     """Run scenarios' arms, each in a process of its own, and say what broke where.
 

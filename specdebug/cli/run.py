@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from specdebug.base.errors import SpecDebugError
 from specdebug.cli import options as opt
+from specdebug.cli.mined import FromCheckout
 from specdebug.cli.output import UNDECIDED, check_writable, note, set_quiet, write_file
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class ProbeMode(StrEnum):
     RECORD = "record"
 
 
-class RunCommand(opt.ContentOptions):
+class RunCommand(FromCheckout):
     """Run a command, and revert fixes in every Python process under it, whatever package they are in.
 
     Nothing is edited and nothing installed: the processes find an import hook on PYTHONPATH, which reverts a fix right

@@ -57,7 +57,7 @@ def test_nothing_is_written_over_unasked(top: Path, capsys: pytest.CaptureFixtur
         (["--range", "HEAD"], "a range is written A..B"),
         (["--range", "HEAD..HEAD"], "there is no commit in it"),
         (["--range", "nowhere..HEAD"], "--range nowhere: no such commit"),
-        (["--pr", "999"], r"has a subject that ends in \(#999\)"),
+        (["--pr", "999"], r"has \(#999\) in its subject"),
         (["--commit", "HEAD", "--scenario", "cache_hit"], "--scenario is for --prove"),
         (["--commit", "HEAD", "--target", "embedded"], "it takes an installed release"),
         (["--commit", "HEAD", "--prove"], "--prove needs --target"),

@@ -36,7 +36,7 @@ def test_a_fix_in_git_is_looked_for_in_its_own_tree(top: Path, name: str, capsys
     ("words", "told"),
     [
         (["999"], "999"),
-        (["999", "--repo", "."], r"(#999), nor is 999 a commit there"),
+        (["999", "--repo", "."], "(#999) in its subject, nor is 999 a commit there"),
         (["27338", "--version", "2"], "--version is 2"),
     ],
 )

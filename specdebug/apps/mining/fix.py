@@ -66,13 +66,14 @@ def fix_of(top: Path, commit: str, heard: Callable[[str], None]) -> Fix:
 
 
 def fix_named(top: Path, name: str) -> str:
-    """The commit of a fix by the number of its pull request, which ends its subject, else by its own name. Raises
-    SpecDebugError."""
+    """The commit of a fix by the number of its pull request, which ends its subject, or at least stands in it, else by
+    its own name. Raises SpecDebugError."""
     found = ask(top, "log", "--all", "--format=%H %s", "--fixed-strings", f"--grep=(#{name})") or ""
-    ending = [line.split()[0] for line in found.splitlines() if line.endswith(f"(#{name})")]
-    commit = ending[-1] if ending else ask(top, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
+    lines = [line for line in found.splitlines() if f"(#{name})" in line]
+    lines = [line for line in lines if line.endswith(f"(#{name})")] or lines
+    commit = lines[-1].split()[0] if lines else ask(top, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
     if commit is None:
-        raise SpecDebugError(f"no commit of {top} has a subject that ends in (#{name}), nor is {name} a commit there")
+        raise SpecDebugError(f"no commit of {top} has (#{name}) in its subject, nor is {name} a commit there")
     return commit
 
 

@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from specdebug.apps.mining.fitting import Fitted
 from specdebug.apps.mining.fix import Fix
 from specdebug.base.errors import one_line
+from specdebug.patching.drift.dist import Dist
 from specdebug.patching.source import walk_scopes
 from specdebug.scenario.skeletons import mined, patches_text
 
@@ -62,6 +64,13 @@ def flags(fix: Fix) -> tuple[str, ...]:
                 owner = node.value.id if isinstance(node.value, ast.Name) else node.value.attr
                 found |= {node.attr} if _FLAGS.search(owner) else set()
     return tuple(sorted(found))[:_MANY]
+
+
+def edits_by_version(fix: Fix, fits: Mapping[Dist, Fitted]) -> dict[str, Mapping[str, Sequence[tuple[str, str]]]]:
+    """The edits by target, as each release takes them; as the fix has them, for all versions, where none is given."""
+    edits = [pairs for each in fix.made for pairs in each.edits.values()]
+    plain = dict(zip(fix.functions, edits, strict=True))
+    return {f"=={dist.version}": one.edits for dist, one in fits.items()} or {"": plain}
 
 
 def toggle_text(

@@ -225,9 +225,9 @@ def _of_toggles(name: Name) -> dict[str, Report]:
             release,
             [
                 Sibling(
-                    name("place:3"), f"module:{name('function')}", 1.5, {"names": name("like"), "part": name("part")}
+                    name("place"), f"module:{name('function')}", 1.5, {"names": name("like"), "part": name("part")}
                 ),
-                Sibling(name("other place:4"), f"module:{name('other function')}", 0.5, {"calls": name("callee")}),
+                Sibling(name("other place"), f"module:{name('other function')}", 0.5, {"calls": name("callee")}),
             ],
         ),
     }

@@ -38,7 +38,7 @@ COMMANDS = {
     "toggles show": {"scenario", "nan@site", "oob@site", "path"},
     "toggles check": {"place:3", "other_place:4", "written"},
     "toggles missing": {"where", "scenario"},
-    "toggles siblings": {"place:3", "function"},
+    "toggles siblings": {"place", "function"},
     "bisect": {"nan@<x>", "journal", "reproduce", "next"},
     "flake": {"nan@<x>", "journal", "reproduce"},
     "minimise": {"nan@site", "nan@other", "kept", "journal", "output"},

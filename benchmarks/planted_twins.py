@@ -61,7 +61,7 @@ STAGES: Mapping[str, tuple[str, ...]] = {
     "verify": (*OF_EAGLE["verify"], "*@target_*"),
     "accept": (*OF_EAGLE["accept"], "pools@reserve", "*@commit.target_kv"),
     "relay": (*OF_EAGLE["relay"], "*@relay.*", "*@draft.bonus", "*@block.input_ids"),
-    "memory": (*OF_EAGLE["memory"], "*@kv_pool.*", "*@*.out_cache_loc"),
+    "memory": (*OF_EAGLE["memory"], "*@kv_pool.*", "*@*.kv_pool.*", "*@*.out_cache_loc"),
     "radix": (*OF_EAGLE["radix"], "*block_pool*", "*@prefix.*"),
     "state": ("*@commit.state", "*@prefix.state"),
     "snapshot": ("*@snapshot.*",),

@@ -44,16 +44,18 @@ class StateProbes:
 
     def forward(self, call: Call, runner: Any, batch: Any, *args: Any, **named: Any) -> Any:
         slots, mode = runner.req_to_token_pool, batch.forward_mode
-        if self._due and not runner.is_draft_worker and hasattr(slots, "mamba_pool") and async_probe.live():
-            rows = batch.req_pool_indices.tolist()
-            own = slots.get_mamba_indices(batch.req_pool_indices).tolist()
-            due = [self._due.pop(row, None) for row in rows]
+        if not runner.is_draft_worker and hasattr(slots, "mamba_pool") and async_probe.live():
+            due = [self._due.pop(row, None) for row in batch.req_pool_indices.tolist()]
             if mode.is_target_verify():
                 there = slots.mamba_pool.mamba_cache.temporal
-                pairs = [(there[:, slot], state) for slot, state in zip(own, due, strict=True) if state is not None]
-                other = torch.tensor([int(not torch.equal(state.to(one.dtype), one)) for one, state in pairs])
-                async_probe.maybe_detect_oob(other, 0, 1, "commit.state")
+                own = (there[:, slot] for slot in slots.get_mamba_indices(batch.req_pool_indices).tolist())
+                other = [state is not None and not _same(state, now) for now, state in zip(own, due, strict=True)]
+                async_probe.maybe_detect_oob(torch.tensor(other).long(), 0, 1, "commit.state")
         return call(batch, *args, **named)
+
+
+def _same(state: Tensor, now: Tensor) -> bool:
+    return torch.equal(state.to(now.dtype), now)
 
 
 def violated_states(pool: Any, requests: Sequence[Any], tree: Any) -> Iterator[str]:

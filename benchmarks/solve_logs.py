@@ -125,10 +125,9 @@ def engine_log(scenario: str, fix: int, folder: Path) -> str:
 
 def server_log(flags: list[str], fix: int, folder: Path) -> str:
     """The log of a server of ours that two requests were sent to, below its command line."""
-    words = ["serve", "--model-path", "tiny", *flags, "--mode", "assert", "--port", str(PORT)]
+    words = ["serve", "--model-path", "tiny", *flags, "--probes", "default", "--mode", "assert", "--port", str(PORT)]
     with (folder / "server.log").open("wb") as log:
-        env = {**os.environ, REVERT_VARIABLE: str(fix)}
-        server = subprocess.Popen([*SPECDEBUG, *words], cwd=folder, env=env, stdout=log, stderr=log)
+        server = subprocess.Popen([*SPECDEBUG, *words, "--revert", str(fix)], cwd=folder, stdout=log, stderr=log)
     try:
         body = {"text": ["def main(a, b):", "import os"], "sampling_params": {"max_new_tokens": 40, "temperature": 0}}
         for _ in range(120):

@@ -95,7 +95,7 @@ def candidates(found: Scan, library: Library) -> tuple[CandidateFix, ...]:
         if not evidence:
             continue
         scenario = library.scenario(toggle.detected_by.scenario)
-        numbers, reasons = zip(*evidence, *_likely(toggle, scenario, found.facts), strict=True)
+        numbers, reasons = zip(*evidence, *_likely(toggle, scenario, found), strict=True)
         if sum(numbers) >= SYMPTOM:
             arm = next((arm.name for arm in scenario.arms.values() if arm.revert == (toggle.pr,)), None)
             exact = any(number > CONSEQUENCE for number, _ in evidence)
@@ -194,13 +194,17 @@ def _damage(toggle: Toggle, main: Finding) -> Iterator[Weighed]:
         yield SYMPTOM, f"its symptom fits ({word[0]}): {toggle.symptom}"
 
 
-def _likely(toggle: Toggle, scenario: Scenario, facts: Facts) -> Iterator[Weighed]:
+def _likely(toggle: Toggle, scenario: Scenario, found: Scan) -> Iterator[Weighed]:
     """Points for and against a fix by the tracebacks and the setting of the log."""
+    facts = found.facts
+    hit = next((each for each in found.ranked() if " cached prefix" in each.text), None)
     foreign = [patch for versions in toggle.foreign.values() for patches in versions.values() for patch in patches]
     changed = {patch.qualname.rpartition(".")[2] for patch in (*toggle.patches, *foreign) if patch.qualname}
     if through := sorted(facts.functions & changed):
         yield 3, f"a traceback passes through {', '.join(through)}, which it changes"
-    if facts.cached_tokens is not None and toggle.family == "cache hit":
+    if hit is not None and toggle.family == "cache hit":
+        yield 2, f"it is about prefix cache hits, and so is line {hit.line}"
+    elif facts.cached_tokens is not None and toggle.family == "cache hit":
         yield 2, f"it is about prefix cache hits, and the log has one ({facts.cached_tokens} cached tokens)"
     if facts.backend is not None:
         plans = [plan for plan in PLANS if exists_in(toggle, plan)]

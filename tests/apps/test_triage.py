@@ -53,6 +53,13 @@ def test_a_fix_is_recognised_by_how_it_shows_on_the_engine_of_the_log() -> None:
     assert (found.facts.engine, best[0].toggle.pr) == ("sglang", 26972)
 
 
+def test_a_failure_in_a_cached_prefix_points_at_cache_hits() -> None:
+    assert (
+        numbers("mismatch@draft_kv: draft key of b is off at position 159 of 162, the last of the cached prefix\n")[0]
+        == 10846
+    )
+
+
 def test_a_failure_that_names_a_fix_by_its_number_is_evidence() -> None:
     frame = '  File "/x/sglang/srt/a.py", line 8, in f\n'
     _, best = triaged(f"{frame}AssertionError: the row is too narrow (PR #26972)\n")

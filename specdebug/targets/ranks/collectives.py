@@ -31,6 +31,8 @@ METHODS: dict[str, int] = {
 """Methods of a process group that are collectives, or one side of a message, and which argument holds the tensors."""
 SIDED = ("send", "recv")
 """Of a message each side has its own."""
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
+"""Those whose root calls them from another line than the others."""
 UNTOUCHED = ("barrier", *SIDED)
 """Those that no fault acts on."""
 LATE_S = 1.0
@@ -56,6 +58,11 @@ class Collective:
     def form(self) -> tuple[str, str, int, str, tuple[int, ...]]:
         """What ranks of a group must agree in."""
         return self.op, self.group, self.number, self.dtype, self.shape
+
+    @property
+    def place(self) -> tuple[object, str]:
+        """That, and where it was called."""
+        return self.form, "" if self.op in ROOTED else self.caller
 
     def __str__(self) -> str:
         size = "x".join(map(str, self.shape)) or "scalar"
@@ -88,9 +95,7 @@ class State:
         there is none."""
         theirs = {(each.group, each.number): each for each in other.latest if each.op not in SIDED}
         pairs = ((each, theirs.get((each.group, each.number))) for each in self.latest if each.op not in SIDED)
-        return next(
-            ((one, two) for one, two in pairs if two and (one.form, one.caller) != (two.form, two.caller)), None
-        )
+        return next(((one, two) for one, two in pairs if two and one.place != two.place), None)
 
     def __str__(self) -> str:
         if self.last is None:

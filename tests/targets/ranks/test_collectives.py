@@ -70,6 +70,13 @@ def test_states_that_are_behind_or_elsewhere_do_not_part(theirs: tuple[Collectiv
     assert State(2, True, (entered(), entered(number=2))).parts_from(State(len(theirs), True, theirs)) is None
 
 
+def test_a_root_calls_from_another_line_than_the_others_and_does_not_part() -> None:
+    root, other = (entered("broadcast", caller=f"m.py:{line} f") for line in (1, 9))
+    assert State(1, True, (root,)).parts_from(State(1, True, (other,))) is None
+    one, two = (entered("allreduce", caller=f"m.py:{line} f") for line in (1, 9))
+    assert State(1, True, (one,)).parts_from(State(1, True, (two,))) == (one, two)
+
+
 def joined(tmp_path: Path, world: int, body: Callable[[int, FlightRecorder], None]) -> Board:
     """Processes that are joined by gloo, each with its recorder; what the board says once all are over."""
     board = Board(world)

@@ -1,7 +1,7 @@
 """Measure what a trial on several ranks costs beside one on a single rank, in processor time of all its processes.
 
-``python benchmarks/ranks_cost.py [--target TARGET] [--trials N] [SCENARIO ...]``: trials of the scenario as it is and of
-the same with one rank, in turns, each in a worker that has the engine imported and builds it.
+``python benchmarks/ranks_cost.py [--target TARGET] [--trials N] [SCENARIO ...]``: trials of the scenario as it is and
+of the same with one rank, in turns, each in a worker that has the engine imported and builds it.
 """
 
 from __future__ import annotations

@@ -111,6 +111,10 @@ def ranks_of(arriving: bool = True) -> tuple[Any, list[tuple[int, str]]]:
         (ranks.collective_skipped, "skip"),
         (ranks.collective_twice, "twice"),
         (ranks.collective_shape, "shape"),
+        *(
+            (act, act.__name__)
+            for act in (ranks.transfer_lost, ranks.transfer_cut, ranks.transfer_misplaced, ranks.transfer_late)
+        ),
     ],
 )
 def test_a_class_of_ranks_tells_one_of_them_what_to_do(act: Any, how: str, rank: int | None) -> None:

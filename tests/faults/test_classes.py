@@ -10,7 +10,8 @@ from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.minimal import minimal
 from tests.faults.running import minimal_run, models_kept
 
-SURVIVED = [name for name, kind in CLASSES.items() if kind.effect != "kills" and "ranks" not in kind.needs]
+OF_RANKS = {"ranks", "transfers"}
+SURVIVED = [name for name, kind in CLASSES.items() if kind.effect != "kills" and not OF_RANKS & {*kind.needs}]
 """Classes whose workers live on, and that our engine, which has one rank, can have."""
 
 

@@ -20,7 +20,7 @@ from specdebug.targets.ranks.layout import KEYS
 from specdebug.targets.settings import parse_target
 from specdebug.workers.pool import WorkerPool
 
-SCENARIOS = ("tp2-eagle", "dp2-idle-mtp")
+SCENARIOS = ("ranks/tp2_eagle", "ranks/dp2_idle_mtp")
 ASKED = 3.0
 WARM = "imported"
 

@@ -156,6 +156,11 @@ def _of_no_tokens(rotate: Callable[..., Any]) -> Callable[..., Any]:
     return rotated
 
 
+def _no_nccl(*_: Any) -> None:
+    """In the place of NCCL's library, which is there beside a torch for GPUs: its ranks would take one each."""
+    raise OSError("there is no NCCL on a CPU")
+
+
 def _asked_as_on_a_gpu() -> Sequence[str]:
     """Backends are asked what a CPU's graphs pad lengths with, which those of a GPU do not know: the same as theirs."""
     seat = Seat("the padding of lengths", ("srt.layers.attention.base_attn_backend:AttentionBackend",))
@@ -229,6 +234,7 @@ def _all() -> Iterable[StandIn]:
     # By the device, this would be a rope of sgl-kernel's for CPUs.
     yield StandIn(("srt.models.deepseek_v2:get_rope_wrapper",), _its_rope, needed=False)
     yield StandIn(("srt.layers.rotary_embedding.base:RotaryEmbedding.forward_native",), _of_no_tokens, needed=False)
+    yield StandIn(("srt.distributed.device_communicators.pynccl:NCCLLibrary",), _constant(_no_nccl), needed=False)
     # On a CPU it stores quantised keys and values for kernels of Intel's alone.
     for module in ("kv_cache_dtype", "kv_cache_configurator"):
         yield StandIn((f"srt.mem_cache.{module}:current_platform",), _NoCpu, needed=False)

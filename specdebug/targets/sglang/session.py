@@ -71,6 +71,8 @@ class _Stepper:
     def __init__(self, scheduler: Any, watch: Callable[[], None] | None, *, leads: bool) -> None:
         self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
         self._watch = watch
+        # Each thread has a device of its own, by default the first; the scheduler was built in this one.
+        self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
         self._arriving: Sequence[Any] = ()
         self._failure: BaseException | None = None
         self._begun = self._over = False
@@ -111,6 +113,8 @@ class _Stepper:
         return [*self._arriving]
 
     def _run(self, scheduler: Any) -> None:
+        if self._device is not None:
+            torch.cuda.set_device(self._device)
         try:
             scheduler.run_event_loop()
             self._failure = RuntimeError("the scheduler's loop ended by itself")

@@ -20,7 +20,7 @@ from specdebug.logs.patterns import Match, Pattern, compiled
 
 KINDS = (
     *async_probe.KINDS, "accept-drop", "assert", "ends", "error", "graphs", "guard", "illegal-address",
-    "launch-failure", "mismatch", "oom", "pools", "sampling", "stale", "unwritten",
+    "launch-failure", "mismatch", "oom", "pools", "ranks", "sampling", "stale", "unwritten",
     "work",
 )  # fmt: skip
 """The kinds of our violations that have a site."""

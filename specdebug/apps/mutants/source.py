@@ -68,7 +68,9 @@ class MutantRow:
     def from_text(cls, text: str) -> MutantRow:
         fields = json.loads(text)
         difference = fields.pop("difference")
-        return cls(**fields, difference=None if difference is None else FirstDifference(**difference))
+        if difference is not None:
+            difference = FirstDifference(**difference | {"before": tuple(difference["before"])})
+        return cls(**fields, difference=difference)
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ class Noted:
 
     hears = (BatchBegan, InVain, DraftForward, Decided, Prefilled, Finishing)
 
-    def __init__(self, session: Session, *, leading: bool, shows_kv: bool, handed: bool) -> None:
+    def __init__(self, session: Session, *, leading: bool, shows_kv: bool, handed: bool = False) -> None:
         self._session, self._leading, self._shows_kv = session, leading, shows_kv
         self._awaited: set[str] | None = set() if handed else None  # those whose first verify is told
         self._said: list[Said] = []

@@ -72,7 +72,7 @@ class _Stepper:
         self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
         self._watch = watch
         # Each thread has a device of its own, by default the first; the scheduler was built in this one.
-        self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+        self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
         self._arriving: Sequence[Any] = ()
         self._failure: BaseException | None = None
         self._begun = self._over = False

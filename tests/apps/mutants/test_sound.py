@@ -54,14 +54,34 @@ def test_a_mutant_of_what_building_runs_is_in_force_before_it(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("held", "books", "trace", "what"),
     [
-        ({"first": None, "sites": []}, [{"queues": "1"}], "t", None),
-        ({"first": None, "sites": []}, [{"queues": "2"}], "t", ("book", "queues", True, True)),
-        ({"first": None, "sites": []}, [{"queues": "1"}], "u", ("trace", "what the run reported", True, True)),
-        ({"first": ["rounding", 2, "x", "a", ""], "sites": []}, [{"queues": "1"}], "t", ("rounding", "x", False, True)),
-        ({"first": ["rounding", 2, "x", "a", ""], "sites": []}, [{"queues": "2"}], "t", ("book", "queues", True, True)),
-        ({"first": ["value", 2, "x", "a", ""], "sites": ["x"]}, [{"queues": "1"}], "t", ("value", "x", True, False)),
+        ({"first": None, "sites": [], "before": []}, [{"queues": "1"}], "t", None),
+        ({"first": None, "sites": [], "before": []}, [{"queues": "2"}], "t", ("book", "queues", True, True)),
         (
-            {"first": ["value", 2, "x", "a", ""], "sites": ["x", "y"]},
+            {"first": None, "sites": [], "before": []},
+            [{"queues": "1"}],
+            "u",
+            ("trace", "what the run reported", True, True),
+        ),
+        (
+            {"first": ["rounding", 2, "x", "a", ""], "sites": [], "before": []},
+            [{"queues": "1"}],
+            "t",
+            ("rounding", "x", False, True),
+        ),
+        (
+            {"first": ["rounding", 2, "x", "a", ""], "sites": [], "before": []},
+            [{"queues": "2"}],
+            "t",
+            ("book", "queues", True, True),
+        ),
+        (
+            {"first": ["value", 2, "x", "a", ""], "sites": ["x"], "before": []},
+            [{"queues": "1"}],
+            "t",
+            ("value", "x", True, False),
+        ),
+        (
+            {"first": ["value", 2, "x", "a", ""], "sites": ["x", "y"], "before": []},
             [{"queues": "1"}],
             "t",
             ("value", "x", True, True),

@@ -21,7 +21,7 @@ from specdebug.campaign.loops.fault_matrix import (
 )
 from specdebug.engine.workers.registry import LINEUP
 from specdebug.faults.catalogue import CLASSES, check_fit
-from specdebug.faults.model import Injection
+from specdebug.faults.model import NEEDS, Injection
 from specdebug.report.faults import closing_line
 from specdebug.scenario.library import Library
 from specdebug.targets.registry import find_target
@@ -150,7 +150,10 @@ def test_every_class_has_a_row_or_a_reason_with_every_worker() -> None:
     assert whys["nan_draft_kv_in_use on FROZEN_KV_MTP"] == "needs a draft with KV of its own"
     assert whys["positions_off_by_one on MTP"] == "never passes draft.forward.positions"
     assert whys["generation_mismatch on EAGLE v1"].startswith("needs slots that requests hold in reserve")
-    assert not any(name.endswith(("on EAGLE v2", "on MLA")) for name in whys)
+    on_one_rank = {case: why for case, why in absent.items() if case.kind.family != "ranks"}
+    assert not any(case.name.endswith(("on EAGLE v2", "on MLA")) for case in on_one_rank)
+    several = {whys[case.name] for case in absent if case.kind.family == "ranks"}
+    assert several == {f"needs {NEEDS[need]}" for need in ("ranks", "transfers")}
 
 
 def test_on_a_gpu_classes_act_where_nothing_is_captured() -> None:
@@ -163,7 +166,7 @@ def test_on_a_gpu_classes_act_where_nothing_is_captured() -> None:
     for row in rows:
         (fault,) = scenario.faults_of(row.name)
         check_fit(fault, config_of(scenario, row.name), row.name)  # raises where it cannot act
-    assert {row.kind for row in rows} == set(CLASSES.values())
+    assert {row.kind for row in rows} == {kind for kind in CLASSES.values() if kind.family != "ranks"}
     assert "nan_draft_logits at draft_extend.logits on EAGLE v2" in [row.name for row in rows]
 
 

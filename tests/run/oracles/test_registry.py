@@ -23,7 +23,7 @@ ON_ENGINE = oracle_settings(
     acceptance=True,
     sampling=True,
 )
-ALL = replace(ON_ENGINE, target=replace(ON_ENGINE.target, server=True))
+ALL = replace(ON_ENGINE, target=replace(ON_ENGINE.target, server=True, ranks=2))
 
 
 def bench(shows: Iterable[str], settings: OracleSettings = ALL) -> Bench:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from types import SimpleNamespace
 from typing import Any, cast
 
 from torch import Tensor
@@ -102,7 +101,7 @@ def _noted(layout: RankLayout, session: SglangSession, rank: int) -> Noted:
     noted = Noted(session, leading=layout.leads(rank), shows_kv=shows_kv, handed=handed)
     session.observers.add(noted)
     session.record()
-    session.inside.sites.hear = noted.add
+    session.inside.sites.also = noted.add
     return noted
 
 
@@ -181,7 +180,7 @@ class RankedSession(Session):
         """Rank 0 as faults see it, and recorders, with controls of the other ranks."""
         inside = self._inner.inside
         inside.view.ranks = self._controls
-        return SimpleNamespace(**vars(inside))
+        return inside
 
     @property
     def has_work(self) -> bool:

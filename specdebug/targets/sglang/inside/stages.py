@@ -276,6 +276,7 @@ class StageSites:
 
     def __init__(self) -> None:
         self.hear: Callable[[str, Tensor], None] = lambda site, tensor: None
+        self.also: Callable[[str, Tensor], None] = lambda site, tensor: None  # of several ranks, what compares them
         self.computing = False
         self.stored = StoredSites(self.add, lambda: self.computing)
         self._drafted: Any = None  # what the draft model said last of a prefill, or of accepted tokens
@@ -284,6 +285,7 @@ class StageSites:
     def add(self, site: str, tensor: Tensor) -> None:
         if self.computing:
             self.hear(site, tensor.detach())
+            self.also(site, tensor)
 
     @after(bound=1)
     def target_forward(self, answer: Any, worker: Any, *args: Any, **named: Any) -> None:

@@ -18,19 +18,18 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-METHODS: dict[str, int] = {
-    **dict.fromkeys(("allreduce", "broadcast", "allgather", "_allgather_base", "reduce", "gather", "scatter"), 0),
-    **dict.fromkeys(("reduce_scatter", "_reduce_scatter_base", "alltoall", "alltoall_base", "barrier"), 0),
-    **dict.fromkeys(("send", "recv"), 0),
-}
-"""Methods of a process group that are collectives, or one side of a message, and which argument holds the tensors."""
 SIDED = ("send", "recv")
 """Of a message each side has its own."""
+METHODS = (
+    *("allreduce", "broadcast", "allgather", "_allgather_base", "reduce", "gather", "scatter"),
+    *("reduce_scatter", "_reduce_scatter_base", "alltoall", "alltoall_base", "barrier", *SIDED),
+)
+"""Methods of a process group that are collectives, or one side of a message."""
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 """Those whose root calls them from another line than the others."""
 UNTOUCHED = ("barrier", *SIDED)
@@ -67,10 +66,6 @@ class Collective:
     def __str__(self) -> str:
         size = "x".join(map(str, self.shape)) or "scalar"
         return f"{self.op} #{self.number} of {self.dtype} {size} in group {self.group} ({self.caller})"
-
-
-Tampering = Literal["skip", "twice", "shape", "late", "dead", "hangs", "behind"]
-"""What a fault does to a rank: all but the last at its next collective of a model's forward."""
 
 
 KEPT = 16
@@ -150,7 +145,8 @@ class FlightRecorder:
         self._numbers: Counter[str] = Counter()
         self._state = State()
         self._since: list[Collective] = []
-        self.tampering: Tampering | None = None
+        self.tampering: str | None = None
+        """A fault's act upon the next collective of a model's forward: skip, twice, shape, late, dead or hangs."""
 
     def begin(self) -> None:
         """Stand at torch's process groups from now on."""
@@ -176,11 +172,11 @@ class FlightRecorder:
         @functools.wraps(function)
         def entering(group: Any, *args: Any, **named: Any) -> Any:
             how = self.tampering if name not in UNTOUCHED and _of_a_model(args) else None
-            if how in (None, "behind"):
+            if how is None:
                 self._enters(name, group, args, named)
                 return function(group, *args, **named)
             self.tampering = None
-            return self._tamper(str(how), name, functools.partial(function, group), group, args, named)
+            return self._tamper(how, name, functools.partial(function, group), group, args, named)
 
         return entering
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 
@@ -23,7 +23,7 @@ from specdebug.targets.ranks.layout import RankLayout
 from specdebug.targets.ranks.told import Noted, RankedRequest, RankReport, retold
 from specdebug.targets.requests import Lost, NotShown, RequestView, Sampling, SessionFailed
 from specdebug.targets.sglang.inside.stages import DraftRows, other_part
-from specdebug.targets.sglang.inside.transfers import Handovers, Wrong, stand_in_for_mooncake
+from specdebug.targets.sglang.inside.transfers import Handovers, stand_in_for_mooncake
 from specdebug.targets.sglang.session import SglangSession
 
 HIDDEN: frozenset[Ability] = frozenset({"set_back"})
@@ -117,18 +117,23 @@ def _serve(
     tell(channel, "built")
     for turn in messages(channel):
         if turn.asked:
-            tell(channel, getattr(session, turn.asked)() if turn.asked != "reached" else async_probe.reached())
-            continue
-        for name, given in turn.calls:
-            getattr(session, name)(*given)
-        if turn.tampering == "behind":
-            session.fall_behind()
-        elif handovers is not None and str(turn.tampering).startswith("transfer"):
-            handovers.wrong = cast(Wrong, turn.tampering)
+            tell(channel, getattr(session, turn.asked)())
         else:
-            recorder.tampering = cast(Any, turn.tampering)
-        stepped = session.advance()
-        tell(channel, noted.report(stepped, recorder.taken(), async_probe.drain()))
+            stepped = _stepped(turn, session, recorder, handovers)
+            tell(channel, noted.report(stepped, recorder.taken(), async_probe.drain()))
+
+
+def _stepped(turn: _Turn, session: SglangSession, recorder: FlightRecorder, handovers: Handovers | None) -> Stepped:
+    """A rank's step, once it has taken in what comes before it."""
+    for name, given in turn.calls:
+        getattr(session, name)(*given)
+    if turn.tampering == "behind":
+        session.fall_behind()
+    elif handovers is not None and turn.tampering is not None and turn.tampering.startswith("transfer"):
+        handovers.wrong = turn.tampering
+    else:
+        recorder.tampering = turn.tampering
+    return session.advance()
 
 
 class Controls:
@@ -274,17 +279,15 @@ class RankedSession(Session):
             for rank in others:
                 self._crew.send(rank, _Turn(calls[rank], due.get(rank)))
             if 0 in ranks:
-                reports[0] = self._own_turn(calls[0], due.get(0))
+                reports[0] = self._own_turn(_Turn(calls[0], due.get(0)))
             reports |= self._crew.receive(others)
             self._come_to_rest()
         return [reports[rank] for rank in range(self._layout.world)]
 
-    def _own_turn(self, calls: Calls, tampering: str | None) -> RankReport:
-        self._recorder.tampering = cast(Any, tampering)
+    def _own_turn(self, turn: _Turn) -> RankReport:
         try:
-            for name, given in calls:
-                getattr(self._inner, name)(*given)
-            return self._noted.report(self._inner.advance(), self._recorder.taken(), [])
+            stepped = _stepped(turn, self._inner, self._recorder, self._handovers)
+            return self._noted.report(stepped, self._recorder.taken(), [])
         except SessionFailed as error:
             raise self._crew.blame(error) from None
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from specdebug.targets.ranks.collectives import KEPT, Board, Collective, FlightRecorder, State, Tampering
+from specdebug.targets.ranks.collectives import KEPT, Board, Collective, FlightRecorder, State
 
 
 def entered(op: str = "allreduce", number: int = 1, shape: tuple[int, ...] = (2,), **other: str) -> Collective:
@@ -123,7 +123,7 @@ def test_both_ranks_record_the_same_in_order(tmp_path: Path) -> None:
 
 def test_a_fault_does_what_it_says_at_the_next_of_a_model_and_once(tmp_path: Path) -> None:
     def body(rank: int, recorder: FlightRecorder) -> None:
-        def shapes(how: Tampering) -> list[tuple[int, ...]]:
+        def shapes(how: str) -> list[tuple[int, ...]]:
             recorder.tampering = how
             dist.all_reduce(torch.ones(4, dtype=torch.int64))  # none of a model's forward
             dist.all_reduce(torch.ones(4))

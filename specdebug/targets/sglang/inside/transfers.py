@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -26,8 +26,6 @@ QUEUE = Seat("what is handed over", (f"{_PARTS}.utils:FastQueue.get",))
 _PR_SET_PTRACER = 0x59616D61
 _ANY = ctypes.c_ulong(-1).value
 
-Wrong = Literal["transfer_lost", "transfer_cut", "transfer_late", "transfer_misplaced"]
-"""What a fault does to the next transfer."""
 LATE_S = 1.0
 
 
@@ -38,7 +36,8 @@ class Handovers:
     def __init__(self, world: int) -> None:
         self._memory = memoryview(mmap.mmap(-1, 3 * _WORD * world)).cast("q")
         self._world, self._lock = world, threading.Lock()
-        self.wrong: Wrong | None = None
+        self.wrong: str | None = None
+        """A fault's act upon the next transfer of this process, by the name of its class."""
 
     def enter(self, rank: int) -> None:
         """This process is that rank."""

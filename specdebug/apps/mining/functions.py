@@ -1,4 +1,4 @@
-"""What functions of different names share: words of names, what they write, whom they call, operands, forms."""
+"""Functions of different names are compared by what they share: words, names written and called, operands, forms."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Operands:
 
 @dataclass
 class Function:
-    """What a function or method is made of. ``name``: qualified, in its ``module``.
+    """The parts of a function or method. ``name``: qualified, in its ``module``.
 
     ``names``: how often each stands there. ``written``: those that it gives something to or returns, and its own; in
     both are dotted texts, which name buffers. ``calls``, ``forms``: the first line of each call, by the last name of

@@ -51,7 +51,7 @@ class Sibling:
 
 @dataclass(frozen=True)
 class _Reason:
-    """How much one likeness says, what it is in words, and the line that shows it."""
+    """One likeness: its weight, its reason in words, and the line that shows it."""
 
     score: float = 0.0
     what: str = ""
@@ -63,7 +63,7 @@ _NONE = _Reason()
 
 @dataclass
 class _Rarity:
-    """How rare words, names and calls are among the functions of a release."""
+    """The rarity of words, names and calls among the functions of a release."""
 
     count: int = 1
     words: Counter[str] = field(default_factory=Counter)

@@ -66,7 +66,7 @@ def _unlike(one: Sequence[tuple[str, Any]], other: Sequence[tuple[str, Any]]) ->
 
 
 def _difference(ours: Any, theirs: Any) -> tuple[str, str] | None:
-    """What two facts are where they differ first, in words; None where they are equal, NaN included."""
+    """The first difference of two facts, in words; None where they are equal, NaN included."""
     if not (isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor)):
         return None if ours == theirs else (str(ours), str(theirs))
     if ours.shape != theirs.shape or ours.dtype != theirs.dtype:

@@ -74,7 +74,7 @@ KEPT = 16
 
 @dataclass(frozen=True)
 class State:
-    """What the board says of a rank. ``entered``: collectives so far, of which it has the ``latest``. ``waits``: it has
+    """A rank on the board. ``entered``: collectives so far, of which it has the ``latest``. ``waits``: it has
     not left the last one."""
 
     entered: int = 0
@@ -112,7 +112,7 @@ class Board:
         self._memory[start : start + 4 + len(data)] = len(data).to_bytes(4, "little") + data
 
     def read(self, rank: int) -> State:
-        """What a rank has said last; of one that writes at this moment the state is that of none."""
+        """The last state that a rank has written; of one that writes at this moment the state is that of none."""
         start = rank * _SLOT
         length = int.from_bytes(self._memory[start : start + 4], "little")
         try:
@@ -123,7 +123,7 @@ class Board:
         return State(**plain, latest=tuple(latest))
 
     def entered(self) -> list[int]:
-        """How many collectives each rank has entered."""
+        """The number of collectives that each rank has entered."""
         return [self.read(rank).entered for rank in range(self.world)]
 
 

@@ -50,7 +50,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class Failure:
-    """What a rank says of its own failure, as ``requests.SessionFailed`` has it."""
+    """A rank's words on its own failure, as ``requests.SessionFailed`` has it."""
 
     text: str
     site: str
@@ -139,7 +139,7 @@ class Crew:
                 rank.status = -int(signal.SIGKILL)
 
     def states(self) -> list[str]:
-        """What each rank was in last, in words."""
+        """The last collective of each rank, in words."""
         return [f"rank {number} {self.board.read(number)}" for number in range(self.board.world)]
 
     def _fork(self, number: int, main: Callable[[int, Connection], None]) -> None:

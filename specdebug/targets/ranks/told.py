@@ -28,7 +28,7 @@ from specdebug.targets.requests import NotShown, RequestView, Sampling
 
 KeysValues = tuple[Tensor, Tensor]
 Fact = tuple[str, Any]
-"""What it is of, as a site, and a tensor, or plain data."""
+"""A name, as of a site, and a tensor, or plain data."""
 
 
 @dataclass

@@ -42,7 +42,7 @@ Make = Callable[[int, Callable[[], None] | None, Starts], SglangSession]
 
 @dataclass(frozen=True)
 class _Turn:
-    """What a rank is told to do: calls between two steps, then a step, unless it is only to answer ``asked``."""
+    """An order to a rank: calls between two steps, then a step, unless it is only to answer ``asked``."""
 
     calls: Calls
     tampering: str | None = None

@@ -201,4 +201,4 @@ def test_known_bugs_are_mended_and_said_to_be_unless_that_is_left_out(
     assert owners(*load_registry().select(known[0], "sglang")) == {0: mended}, "a mend that is asked for is no revert"
     notes = [target(store, mends=mends).notes_of(OPTIONS, target(store).installed(), OverThere()) for mends in (1, 0)]
     (told,) = [text for text in (*notes[0], *notes[1]) if "mended" in text]
-    assert told.startswith("known bugs of sglang==0.5.13 are mended: 23802, 28254, 31599; `mends: false`")
+    assert told.startswith("known bugs of sglang==0.5.13 are mended: 23802, 26510, 28254, 31599; `mends: false`")

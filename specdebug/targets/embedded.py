@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 NONE_HERE = {
     "dp": "our engine has one rank",
+    "pd": "our engine has one rank",
     "ranks": "our engine has one rank",
     "release": "this package has one release of its engine",
     "runner": "it has one model runner",

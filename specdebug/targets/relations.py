@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from specdebug.base.errors import SpecDebugError
-from specdebug.targets.ranks.layout import BALANCES, RankLayout
+from specdebug.targets.ranks.layout import BALANCES, PD, RankLayout
 from specdebug.targets.settings import TargetChoice
 
 if TYPE_CHECKING:
@@ -52,11 +52,12 @@ RELATIONS = {
         Relation("runner", "by the engine's other model runner", "engine"),
         Relation("ranks", "by one rank in place of several, or by two in place of one", "engine"),
         Relation("dp", "whose parts of the ranks get other shares of them", "engine"),
+        Relation("pd", "by one server in place of one that prefills and one that decodes, or the reverse", "engine"),
         Relation("reference", "by a reference model in float32", "model", ("tokens", "log probabilities")),
     )
 }
 """In the order in which they are run and told."""
-NAMED = ("release", "ranks", "dp")
+NAMED = ("release", "ranks", "dp", "pd")
 """Those that are tried only where they are named: two releases may differ by right, and ranks take a process each."""
 
 
@@ -183,6 +184,10 @@ def _dp(options: Mapping[str, Any], prompt: int, space: OptionSpace) -> Options:
     return {"dp_balance": next(each for each in BALANCES if each != layout.dp_balance)}
 
 
+def _pd(options: Mapping[str, Any], prompt: int, space: OptionSpace) -> Options:
+    return {"disaggregation": PD if RankLayout.read(options).disaggregation is None else None}
+
+
 _BY_OPTIONS: dict[str, Callable[[Mapping[str, Any], int, OptionSpace], Options]] = {
     "plain": _plain,
     "chunks": _chunks,
@@ -191,4 +196,5 @@ _BY_OPTIONS: dict[str, Callable[[Mapping[str, Any], int, OptionSpace], Options]]
     "backend": _backend,
     "ranks": _ranks,
     "dp": _dp,
+    "pd": _pd,
 }

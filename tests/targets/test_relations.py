@@ -71,9 +71,9 @@ def test_relations_without_a_meaning_are_refused_by_name(targets: dict[str, Targ
         for name, target in targets.items()
     }
     assert refused == {
-        "embedded": {"release", "runner", "ranks", "dp"},
+        "embedded": {"release", "runner", "ranks", "dp", "pd"},
         "sglang": {"page", "runner", "dp"},  # pages beside branches are fa3's alone there
-        "vllm": {"eager", "overlap", "backend", "release", "ranks", "dp"},
+        "vllm": {"eager", "overlap", "backend", "release", "ranks", "dp", "pd"},
     }
     plain = twins(targets["embedded"], {"cuda_graph": {"enabled": False}, "chunked_prefill_size": 64}, 20)
     assert {plain["plain"], plain["eager"], plain["overlap"]} == {
@@ -135,6 +135,14 @@ def test_parts_get_other_shares(targets: dict[str, Target], given: str | None, o
     assert targets["sglang"].twin(RELATIONS["dp"], {**CHAIN, **parts}, 200).options == {"dp_balance": other}
     with pytest.raises(NoTwin, match="its ranks have no parts"):
         targets["sglang"].twin(RELATIONS["dp"], {**CHAIN, "tp": 2}, 200)
+
+
+@pytest.mark.parametrize(("given", "other"), [(None, "pd"), ("pd", None)])
+def test_prefill_and_decode_are_apart_and_together(
+    targets: dict[str, Target], given: str | None, other: str | None
+) -> None:
+    twin = targets["sglang"].twin(RELATIONS["pd"], {**CHAIN, "disaggregation": given}, 200)
+    assert twin.options == {"disaggregation": other}
 
 
 def test_coins_are_the_same_where_each_request_has_its_own(targets: dict[str, Target]) -> None:

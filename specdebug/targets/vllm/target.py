@@ -92,6 +92,7 @@ class VllmTarget(InstalledTarget):
             "dp": "its ranks are processes that it starts itself",
             "eager": "its graphs are not used here",
             "overlap": "its engine, stepped in one process, waits for each batch as it is",
+            "pd": "its ranks are processes that it starts itself",
             "ranks": "its ranks are processes that it starts itself",
         }
     )

@@ -129,7 +129,7 @@ class _Arm(SessionRun):
             self._lost = loop.lost
         finally:
             undo()
-            self._sink.emit("looked", counts=dict(judge.bench.looks))
+            self._sink.emit("looked", counts=dict(judge.bench.looks), rank_traces=dict(judge.bench.rank_traces))
 
     def _speak_last(self, loop: RunLoop) -> None:
         """C++ code ends this process: report what is known, and leave the driver time for its core dump."""

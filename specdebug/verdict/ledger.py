@@ -251,6 +251,7 @@ class Ledger:
             reverted_hits={number: dict(edits) for number, edits in reverts.items()},
             reached_sites=reached,
             looks=dict(self._of("looked").get("counts", {})),
+            rank_traces=dict(self._of("looked").get("rank_traces", {})),
             requests=requests,
             stack=stack,
             unavailable=verdict == "unknown" and (self._unavailable or machine is not None),

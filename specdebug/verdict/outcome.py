@@ -177,10 +177,12 @@ class Outcome:
     arm needs, so its verdict says nothing of the code. ``machine``: the machine's failure, if it was that.
     ``injections``: the damage done on purpose, in order. ``complete``: every planned request came to its end, so that
     what was not found did not happen. ``looks``: by oracle, how often it compared something with the reference.
-    ``interrupted``: its worker was ended before it was done. ``cannot_show``: oracles that were asked for and could not
-    look, each with what the target does not show. ``not_engine_code``: what ran in the place of another engine's own
-    code, as on a CPU: names of stand-ins, and what that engine lacks there. ``located``: where the failure began, if
-    that was looked for and found; ``signature``, ``site`` and ``where_step`` are then of that place.
+    ``rank_traces``: of several ranks, the hash of what each told of its steps: all that passed its sites, to the bit,
+    and the collectives that it entered. ``interrupted``: its worker was ended before it was done. ``cannot_show``:
+    oracles that were asked for and could not look, each with what the target does not show. ``not_engine_code``: what
+    ran in the place of another engine's own code, as on a CPU: names of stand-ins, and what that engine lacks there.
+    ``located``: where the failure began, if that was looked for and found; ``signature``, ``site`` and ``where_step``
+    are then of that place.
     ``warm``: how its worker began."""
 
     verdict: Verdict
@@ -193,6 +195,7 @@ class Outcome:
     notes: tuple[str, ...] = ()
     metrics: Metrics = Metrics()
     trace_hash: str = ""
+    rank_traces: Mapping[str, str] = field(default_factory=dict)
     reverted_hits: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     reached_sites: Mapping[str, int] = field(default_factory=dict)
     requests: tuple[RequestResult, ...] = ()

@@ -90,7 +90,8 @@ MAX_TREES = 64
 @dataclass
 class Bench:
     """The oracles of one run share it. ``looks``: by oracle, how often it compared something with the reference.
-    ``trees``: those of the last verifies, where acceptance is judged."""
+    ``rank_traces``: by rank, the hash of what it told. ``trees``: those of the last verifies, where acceptance is
+    judged."""
 
     settings: OracleSettings
     session: Session
@@ -100,6 +101,7 @@ class Bench:
     decode: Callable[[Sequence[int]], str]
     step: int = 0
     looks: dict[str, int] = field(default_factory=dict)
+    rank_traces: dict[str, str] = field(default_factory=dict)
     trees: deque[DecidedTrees] = field(default_factory=lambda: deque(maxlen=MAX_TREES))
     _boundaries: dict[str, set[int]] = field(default_factory=dict)
     _steps: dict[str, list[int]] = field(default_factory=dict)

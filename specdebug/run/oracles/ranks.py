@@ -3,7 +3,8 @@ collectives that they enter. The engine compares nothing itself: ranks that part
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -27,10 +28,15 @@ class RanksOracle(Oracle):
     def __init__(self, bench: Bench) -> None:
         super().__init__(bench)
         self._told: dict[int, RankStepped] = {}
+        self._traces: dict[int, hashlib.blake2b] = {}
         self._parted = False
 
     def on(self, event: RankStepped) -> None:
         self._told[event.rank] = event
+        trace = self._traces.setdefault(event.rank, hashlib.blake2b(digest_size=8))
+        for part in _written(event):
+            trace.update(part)
+        self.bench.rank_traces[str(event.rank)] = trace.hexdigest()
         if self._parted or event.rank == 0:
             return
         self.bench.looked(self.name)
@@ -45,6 +51,18 @@ class RanksOracle(Oracle):
         detail = f"rank {event.rank} has {theirs}, rank {other} {ours}"
         data = {"rank": event.rank, "ranks": [f"rank {other} {ours}", f"rank {event.rank} {theirs}"]}
         self.bench.report(Violation("ranks", site, event.step, detail, data=data))
+
+
+def _written(event: RankStepped) -> Iterator[bytes]:
+    """What a rank told of a step, in an order that is always the same."""
+    for site, value in event.facts:
+        yield site.encode()
+        if isinstance(value, torch.Tensor):
+            yield f"{value.dtype}{list(value.shape)}".encode()
+            yield value.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
+        else:
+            yield repr(value).encode()
+    yield repr([each.form for each in event.collectives]).encode()
 
 
 Difference = tuple[str, str, str]

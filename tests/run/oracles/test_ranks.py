@@ -104,3 +104,15 @@ def test_it_is_told_once() -> None:
 def test_it_is_wanted_where_there_are_several(ranks: int, wanted: bool, looks: bool) -> None:
     settings = OracleSettings(OracleSpec(ranks=wanted), Asked("tiny", ranks=ranks))
     assert RanksOracle.wanted(settings) is looks
+
+
+def test_a_rank_has_the_same_trace_if_it_tells_the_same_to_the_bit() -> None:
+    def trace(facts: dict[str, Any]) -> str:
+        told = Told()
+        told.step({"tokens": {"a": [1]}}, facts, alike=(0,))
+        return told.oracle.bench.rank_traces["1"]
+
+    facts = {"s": torch.tensor([1.0, -0.0]), "collectives": [entered()]}
+    assert trace(facts) == trace({**facts, "s": torch.tensor([1.0, -0.0])})
+    others = ({"s": torch.tensor([1.0, 0.0])}, {"s": torch.tensor([[1.0, -0.0]])}, {"collectives": [entered(number=2)]})
+    assert len({trace({**facts, **other}) for other in ({}, *others)}) == 4

@@ -46,7 +46,7 @@ from specdebug.scenario.target_ranges import TARGET_RANGE, said_of
 from specdebug.targets.features import NONE, Features
 from specdebug.targets.registry import find_target
 from specdebug.targets.relations import RELATIONS
-from specdebug.targets.settings import TARGET, LaunchedServer, TargetChoice, parse_target, ready_within
+from specdebug.targets.settings import TARGET, LaunchedServer, ReleasedEngine, TargetChoice, parse_target, ready_within
 from specdebug.verdict.outcome import Verdict
 from specdebug.verdict.signatures import SHAPE, complaint, stated
 
@@ -541,8 +541,13 @@ class Scenario(Part):
         return scenario if ready_s is None else scenario.ready_within(ready_s)
 
     def on(self, target: TargetChoice) -> Scenario:
-        """The scenario with a target in the place of every arm's. Raises SpecDebugError for one that there is not."""
+        """The scenario with a target in the place of every arm's; a release alone takes what the scenario says of that
+        engine's processes. Raises SpecDebugError for one that there is not."""
         find_target(target)
+        own = self.target
+        if isinstance(target, ReleasedEngine) and isinstance(own, ReleasedEngine) and own.kind == target.kind:
+            alone = target == ReleasedEngine(release=target.release)
+            target = replace(own, release=target.release) if alone else target
         return replace(self, target=target, arms={name: replace(arm, target=None) for name, arm in self.arms.items()})
 
     def ready_within(self, seconds: float) -> Scenario:

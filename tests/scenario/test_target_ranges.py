@@ -12,7 +12,7 @@ from specdebug.scenario.checks import scenario_of
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.target_ranges import complaint_of, holds
 from specdebug.targets.installs.store import VARIABLE, Installed
-from specdebug.targets.settings import parse_target
+from specdebug.targets.settings import ReleasedEngine, parse_target
 
 TEXT = """\
 name: some
@@ -114,3 +114,17 @@ def test_what_cannot_be_is_said_where_it_stands(line: str, said: str) -> None:
     told = wrong(line)
     assert told.startswith("some.yaml:7:")
     assert said in told
+
+
+@pytest.mark.parametrize(
+    ("target", "env"),
+    [
+        ("sglang==0.5.18", {"A": "1"}),
+        ("{engine: sglang==0.5.18, mends: false}", {}),
+        ("vllm==0.32.0", {}),
+    ],
+)
+def test_a_release_alone_takes_what_the_scenario_says_of_that_engine(target: str, env: dict[str, str]) -> None:
+    there = scenario("target: {engine: sglang==0.5.13, env: {A: '1'}}").on(parse_target(target)).target
+    assert isinstance(there, ReleasedEngine)
+    assert (there.release, dict(there.variables)) == (parse_target(target).release, env)  # type: ignore[union-attr]

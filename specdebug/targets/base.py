@@ -63,6 +63,7 @@ class Asked:
         dense: the checkpoint is here, so that the dense reference can judge.
         quantised: keys and values are stored in another type, so that no reference is a model of what is served.
         ranks: processes that compute together.
+        batches: those that take turns, so that a step decodes what runs in one of them.
         server: it is reached over a network.
         probed: it has the arm's probes live itself, and tells what they find.
         context_length: tokens of prompt and output to which requests are cut, for a server that declines longer ones.
@@ -85,6 +86,7 @@ class Asked:
     dense: bool = True
     quantised: bool = False
     ranks: int = 1
+    batches: int = 1
     server: bool = False
     probed: bool = False
     context_length: int | None = None

@@ -246,7 +246,8 @@ class TargetOptions:
             zero_fill=spec is not None and spec.draft_kv_on_hit == "zero_fill",
             guards=config.memory.guards,
             graphs=config.cuda_graph.batch_sizes if config.cuda_graph.enabled else (),
-            ranks=RankLayout.read(options).world,
+            ranks=(layout := RankLayout.read(options)).world,
+            batches=layout.pp,
             exact=spec is None or spec.threshold_single == spec.threshold_acc == 1,
         )
 

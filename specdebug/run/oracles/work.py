@@ -78,7 +78,7 @@ class WorkOracle(Oracle):
         for rid in report.retracted:
             self._running.pop(rid, None)
             self._computed.pop(rid, None)
-        if report.kind == "decode":
+        if report.kind == "decode" and self.bench.settings.target.batches == 1:
             for rid in self._running.keys() - set(report.rids):
                 self._report("turns", f"a decode step of {len(report.rids)} requests left out {rid}, which runs", rid)
         self._count_forwards(report)

@@ -53,6 +53,8 @@ class RankLayout:
             raise InvalidOption("is the ranks of one server by dp_attention alone; give dp_attention: true", ("dp",))
         if layout.tp % layout.dp:
             raise InvalidOption(f"must divide tp, which is {layout.tp}", ("dp",))
+        if layout.pp > 1 and (layout.dp_attention or layout.disaggregation):
+            raise InvalidOption("is tried with tp alone, not beside dp_attention or disaggregation", ("pp",))
         if layout.world > MOST:
             raise InvalidOption(f"in all there are {layout.world} ranks; the most are {MOST}", ("pp",))
         return layout

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -49,11 +50,13 @@ class _Turn:
     asked: str = ""
 
 
-def on_this_machine(layout: RankLayout) -> None:
+def on_this_machine(layout: RankLayout, *, drafts: bool) -> None:
     """Give each rank one of the cores of this process: on a CPU SGLang would have a NUMA node for each. What ranks hand
-    over stays on this machine."""
+    over stays on this machine. Pipelines that draft are behind a switch of SGLang's."""
     cores = sorted(os.sched_getaffinity(0))
     os.environ |= {"SGLANG_HOST_IP": "127.0.0.1", "MOONCAKE_PROTOCOL": "tcp"}
+    if layout.pp > 1 and drafts:
+        os.environ["SGLANG_ENABLE_PP_SPEC"] = "1"
     os.environ.setdefault(_THREADS, "|".join(str(cores[rank % len(cores)]) for rank in range(layout.world)))
 
 
@@ -179,6 +182,9 @@ class RankedSession(Session):
         """By request, what a prefill elsewhere has stored for the first draft, and its keys and values."""
         self._step = 0
         self._controls = Controls(layout.world)
+        self._owed = Counter[int]()
+        """By rank, the turns that it has not told of: a stage ends one once the stage before it is in a later one."""
+        self._untold: dict[int, deque[RankReport]] = {rank: deque() for rank in range(layout.world)}
 
     @property
     def inside(self) -> Any:
@@ -224,18 +230,26 @@ class RankedSession(Session):
             retold(alike, self._heads, self._requests, self.observers)
             for rid, facts in alike[0].requests.items():
                 self._requests[rid].update(facts)
-        for rank, report in enumerate(reports):
-            same = tuple(self._layout.peers(rank))
-            self.observers.tell(RankStepped, self._step, rank, same, report.facts, report.collectives)
-            self._findings += [(rank, each) for each in report.findings]
-            self._problems += report.problems if not rank else [f"{each} (rank {rank})" for each in report.problems]
+        self._tell_ranks(reports)
         parts = range(self._layout.dp)
         leading = [reports[self._layout.leader(part)].stepped for part in parts]
         if self._layout.disaggregation is not None:
             leading = [*map(self._without_handed, leading), *(self._prefill_of(part, reports) for part in parts)]
         return leading[0] if len(leading) == 1 else _merged(self._step, leading)
 
-    def _prefill_of(self, part: int, reports: Sequence[RankReport]) -> Stepped:
+    def _tell_ranks(self, reports: Mapping[int, RankReport]) -> None:
+        """Take in what ranks report, and tell of each step once all have."""
+        for rank, report in reports.items():
+            self._untold[rank].append(report)
+            self._findings += [(rank, each) for each in report.findings]
+            self._problems += report.problems if not rank else [f"{each} (rank {rank})" for each in report.problems]
+        while all(self._untold.values()):
+            for rank, untold in self._untold.items():
+                report, same = untold.popleft(), tuple(self._layout.peers(rank))
+                step = report.stepped.step
+                self.observers.tell(RankStepped, step, rank, same, report.facts, report.collectives)
+
+    def _prefill_of(self, part: int, reports: Mapping[int, RankReport]) -> Stepped:
         """The step of what prefills: of each request it gives the first token, and hands that over."""
         theirs = reports[self._layout.leader(part, "prefill")].stepped
         self._handed |= theirs.emitted
@@ -269,8 +283,9 @@ class RankedSession(Session):
                 if found:
                     self._problems.append(f"handed: {rid} {found}")
 
-    def _turn(self) -> list[RankReport]:
-        """One step of all ranks; their reports in order. Raises SessionFailed, RankFailed, and what SGLang raises."""
+    def _turn(self) -> dict[int, RankReport]:
+        """One step of all ranks; their reports in order, of later stages those of earlier steps. Raises SessionFailed,
+        RankFailed, and what SGLang raises."""
         calls, self._calls = self._calls, {rank: [] for rank in self._calls}
         due, self._controls.due = self._controls.due, {}
         reports: dict[int, RankReport] = {}
@@ -278,11 +293,16 @@ class RankedSession(Session):
             others = [rank for rank in ranks if rank]
             for rank in others:
                 self._crew.send(rank, _Turn(calls[rank], due.get(rank)))
+                self._owed[rank] += 1
             if 0 in ranks:
                 reports[0] = self._own_turn(_Turn(calls[0], due.get(0)))
-            reports |= self._crew.receive(others)
+            reports |= self._received([rank for rank in others if self._owed[rank] > self._layout.stage(rank)])
             self._come_to_rest()
-        return [reports[rank] for rank in range(self._layout.world)]
+        return dict(sorted(reports.items()))
+
+    def _received(self, ranks: Sequence[int]) -> dict[int, Any]:
+        self._owed.subtract(ranks)
+        return self._crew.receive(ranks)
 
     def _own_turn(self, turn: _Turn) -> RankReport:
         try:
@@ -334,11 +354,25 @@ class RankedSession(Session):
 
     def flush_cache(self) -> None:
         """Raises SessionFailed where a scheduler still waits for something although none serves a request."""
+        self._drain()
         for _ in range(_FLUSH_STEPS):
             if all(self._ask("flushed")):
                 return
             self._ask("idle")
         raise SessionFailed("a scheduler serves no request and does not come to rest", "scheduler.flush_cache")
+
+    def _drain(self) -> None:
+        """Let a pipeline end what is under way, and take in what its later stages owe."""
+        rounds = 2 * self._layout.pp if self._owed.total() else 0
+        for _ in range(rounds):
+            for rank in self._crew.numbers:
+                self._crew.send(rank, _Turn([], asked="idle"))
+            self._inner.idle()
+        for rank in self._crew.numbers:
+            for _ in range(self._owed[rank]):
+                self._tell_ranks(self._received([rank]))
+            for _ in range(rounds):
+                self._crew.receive([rank])
 
     def _ask(self, what: str) -> list[Any]:
         """The answers of all ranks, rank 0's first."""

@@ -73,6 +73,8 @@ LOOKING: frozenset[Ability] = INSIDE - {"pools"}
 """Abilities for which the stages of its worker are looked at."""
 BY_DENSE: frozenset[Ability] = LOOKING | {"plain", "logits"}
 """Abilities that mean nothing where the dense reference is no model of what is served."""
+OF_ONE_STAGE: frozenset[Ability] = LOOKING | {"logits"}
+"""Abilities that no stage of a pipeline has for the whole model."""
 PLUGINS = "sglang.srt.plugins"
 """SGLang's group of entry points."""
 WAITING = "--disable-overlap-schedule"
@@ -209,6 +211,7 @@ class SglangTarget(InstalledTarget):
         here, asked, there = self.installed(), self.asked(options), opening.over_there
         words = (*self._mapped(options, here)[0], *self._settings.arguments)
         hidden = SGLANG.hidden_by(options) | (frozenset() if asked.dense else BY_DENSE)
+        hidden |= OF_ONE_STAGE if RankLayout.read(options).pp > 1 else frozenset()
         shows = (SHOWS - INSIDE | frozenset(there.shows)) - hidden
         cpu, layout, speculative = asked.device == "cpu", RankLayout.read(options), SGLANGS.read(options).speculative
         several, roles = layout.world > 1, (None,) if layout.disaggregation is None else ROLES
@@ -231,7 +234,7 @@ class SglangTarget(InstalledTarget):
         os.environ.setdefault(CONVOLVED, asked.dtype)
         try:
             if several:
-                on_this_machine(layout)
+                on_this_machine(layout, drafts=speculative is not None)
                 ranks = ranks or Ranks(layout, make)
             port = free_port() if layout.disaggregation else None
             starts = {role: Start.of((*words, *disaggregated(role, port)), apart=several) for role in roles}

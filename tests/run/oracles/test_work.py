@@ -22,11 +22,12 @@ PROMPT = list(range(1, 33))
 class Served:
     """An engine of one page a token, and the oracle that is told of its steps."""
 
-    def __init__(self, *, own: bool = True, page: int = 1, device: str = "cpu") -> None:
+    def __init__(self, *, own: bool = True, page: int = 1, device: str = "cpu", batches: int = 1) -> None:
         self.found: list[Violation] = []
         self.requests: dict[str, FakeRequest] = {}
         settings = oracle_settings()
         object.__setattr__(settings.target, "device", device)
+        object.__setattr__(settings.target, "batches", batches)
         session: Any = SimpleNamespace(request=self.requests.__getitem__, cache=(page, 1000), own=own)
         self.oracle = WorkOracle(Bench(settings, session, None, self.found.append, print, str))
 
@@ -61,6 +62,15 @@ def test_a_request_that_runs_takes_part_in_each_decode_step() -> None:
     served.step("decode", "b")
     assert served.said == ["work@turns"]
     assert served.found[0].detail == "a decode step of 1 requests left out b, which runs"
+
+
+def test_batches_may_take_turns() -> None:
+    served = Served(batches=2)
+    served.asks("a", "b")
+    served.step("prefill", "a", "b")
+    served.step("decode", "a")
+    served.step("decode", "b")
+    assert served.said == []
 
 
 def test_a_verify_takes_one_forward_of_each_stage() -> None:

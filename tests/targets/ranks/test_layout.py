@@ -18,7 +18,8 @@ def layouts(draw: Any) -> RankLayout:
     pp = draw(st.integers(1, MOST // tp))
     dp = draw(st.sampled_from([each for each in range(1, tp + 1) if tp % each == 0]))
     balance = draw(st.sampled_from(["round_robin", "skewed"]))
-    options = {"tp": tp, "pp": pp, "dp": dp, "dp_attention": dp > 1 or draw(st.booleans()), "dp_balance": balance}
+    attention = pp == 1 and (dp > 1 or draw(st.booleans()))
+    options = {"tp": tp, "pp": pp, "dp": dp if attention else 1, "dp_attention": attention, "dp_balance": balance}
     return RankLayout.read(options)
 
 
@@ -67,6 +68,8 @@ def test_without_a_word_there_is_one_rank() -> None:
         ({"tp": 2, "dp": 2}, "dp", "dp_attention: true"),
         ({"tp": 4, "dp": 3, "dp_attention": True}, "dp", "must divide tp, which is 4"),
         ({"tp": 4, "pp": 4}, "pp", "16 ranks; the most are 8"),
+        ({"tp": 2, "pp": 2, "dp_attention": True}, "pp", "not beside dp_attention or disaggregation"),
+        ({"pp": 2, "disaggregation": "pd"}, "pp", "not beside dp_attention or disaggregation"),
     ],
 )
 def test_what_no_layout_is_is_refused_at_its_key(options: dict[str, Any], place: str, told: str) -> None:

@@ -309,6 +309,8 @@ class StageSites:
         if place in ("draft_prefill", "draft_extend"):
             self._drafted = output
             return answer
+        if not hasattr(output, "next_token_logits"):  # a stage of a pipeline hands on what it has
+            return answer
         if place in ("target_prefill", "verify", "block") and output.hidden_states is not None:
             self.add(f"{place}.hidden_states", output.hidden_states)
         if place != "block":  # whose tokens are chosen behind it

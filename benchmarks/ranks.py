@@ -1,9 +1,10 @@
 """Ranks, again and again: is a run of several ranks the same each time, is each fault of them named, and does anything
-outlive a rank that is killed?
+outlive a rank that is killed? And do scenarios that are drawn come out on several ranks as on one?
 
     python benchmarks/ranks.py --target sglang==0.5.23 --runs 50 --jobs 12 tp2_eagle dp2_idle_mtp pd_eagle
     python benchmarks/ranks.py --target sglang==0.5.23 --runs 20 --jobs 12 tp2_eagle --fault rank_dead:step=4
     python benchmarks/ranks.py --target sglang==0.5.23 --kills 100 --jobs 8 tp2_eagle
+    python benchmarks/ranks.py --target sglang==0.5.23 --drawn 200 --jobs 12 tp dp pd
 """
 
 from __future__ import annotations
@@ -15,14 +16,40 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from specdebug.apps.hunt.draw import LONGEST_PROMPT, MOST_NEW, groups
+from specdebug.base.trial import stream
+from specdebug.engine.workers.registry import WorkerEntry
+from specdebug.targets.algorithms import SGLANG
+from specdebug.targets.options import SPACES, ForeignEntry, TargetOptions
+
 SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios" / "ranks"
+
+TOGETHER = 4
+"""Drawn scenarios that one process compares."""
+_TREES = (WorkerEntry("EAGLE"), WorkerEntry("EAGLE3", algorithm="EAGLE3"))
+_NEXTN = (ForeignEntry("NEXTN", "NEXTN", model="tiny-mla", draft_model="tiny-mla-eagle"),)
+SETUPS: dict[str, tuple[str, list[dict[str, Any]], Sequence[WorkerEntry]]] = {
+    "tp": ("ranks", [{"tp": 2}, {"tp": 4}], _TREES),
+    "dp": (
+        "ranks",
+        [{"tp": 2, "dp": 2, "dp_attention": True, "dp_balance": how} for how in ("round_robin", "skewed")],
+        _NEXTN,
+    ),
+    "pd": ("pd", [{"disaggregation": "pd"}], _TREES),
+}
+"""By setup: the relation that its scenarios are held in, what they are served on, in turn, and what drafts."""
 
 
 def command(name: str, args: argparse.Namespace, fault: str | None) -> list[str]:
@@ -97,24 +124,91 @@ def killed(words: Sequence[str], seed: int) -> str:
     return f"exit {code}, {len(left)} left"
 
 
+def drawn(setup: str, seed: int, number: int) -> dict[str, Any]:
+    """Scenario ``number`` of a seed and setup, as a file says it."""
+    _, layouts, workers = SETUPS[setup]
+    space = replace(SPACES["sglang"], workers=tuple(workers))
+    if setup == "dp":
+        # Its parts have a pool each: in a tight one others would be set back than on one rank. Without graphs 0.5.23
+        # pads a draft's batch behind its plan, and its own check of the attention ends it (docs/ranks.md).
+        space = replace(space, tight=(False,), graphs=({"max_bs": 4}, {"max_bs": 4, "capture_bs": [4]}))
+    engine, page = TargetOptions(space, SGLANG).drawn(seed, number, LONGEST_PROMPT + MOST_NEW)
+    rng = stream(seed, "ranks", setup, number)
+    return {
+        "name": f"{setup}-{seed}-{number}",
+        "description": f"Scenario {number} drawn of seed {seed} for {setup}.",
+        "target": "sglang",
+        "seed": rng.getrandbits(31),
+        "engine": engine | layouts[number % len(layouts)],
+        "workload": groups(rng, page if page > LONGEST_PROMPT else 0),
+        "arms": {"drawn": {}},
+        "limits": {"max_steps": 3000, "timeout_s": 300},
+    }
+
+
+def compared(files: Sequence[Path], relation: str, target: str) -> list[tuple[Path, str, int]]:
+    """Of each file, whether several ranks serve it as one does, and how many tokens were compared."""
+    words = ["specdebug", "twins", *map(str, files), "--relation", relation, "--target", target, "--no-locate"]
+    done = subprocess.run([*words, "--json"], capture_output=True, text=True, check=False)
+    try:
+        document = json.loads(done.stdout)
+        ones = [each["twins"][0] for each in document.get("scenarios", [document])]
+    except (ValueError, LookupError):
+        if len(files) > 1:  # which of them cannot be asked for shows one by one
+            return [told for file in files for told in compared([file], relation, target)]
+        return [(files[0], f"exit {done.returncode}: {done.stderr[-300:]}", 0)]
+    return [(file, in_words(one), one["tokens"]) for file, one in zip(files, ones, strict=True)]
+
+
+def in_words(twin: dict[str, Any]) -> str:
+    """A twin's verdict, and why it is that."""
+    parts = next((each["text"] for each in twin["breaks"]), "")
+    return " ".join(filter(None, (twin["verdict"], twin["why"], parts)))
+
+
+def compare_drawn(setup: str, args: argparse.Namespace, pool: ThreadPoolExecutor) -> None:
+    """Draw, compare and tell; the files of those that do not hold stay."""
+    began, folder = time.monotonic(), Path(tempfile.mkdtemp(prefix=f"ranks-{setup}-"))
+    files = [folder / f"{number}.yaml" for number in range(args.drawn)]
+    for number, file in enumerate(files):
+        file.write_text(yaml.safe_dump(drawn(setup, args.seed, number), sort_keys=False))
+    rows = [files[at : at + TOGETHER] for at in range(0, len(files), TOGETHER)]
+    ended = pool.map(lambda row: compared(row, SETUPS[setup][0], args.target), rows)
+    told = [one for row in ended for one in row]
+    print(f"{setup}: {args.drawn} drawn; {dict(Counter(words.split()[0] for _, words, _ in told))}; "
+          f"{sum(tokens for *_, tokens in told)} tokens; {time.monotonic() - began:.0f} s", flush=True)  # fmt: skip
+    for file, words, _ in told:
+        if words == "holds":
+            file.unlink()
+        else:
+            print(f"  {file}: {words}", flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scenarios", nargs="+")
+    parser.add_argument("scenarios", nargs="+", help="of scenarios/ranks; with --drawn: tp, dp, pd")
     parser.add_argument("--target", required=True)
     parser.add_argument("--runs", type=int, default=0)
     parser.add_argument("--kills", type=int, default=0)
+    parser.add_argument("--drawn", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of what is drawn")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--fault", action="append", default=[])
     parser.add_argument("--more", nargs=argparse.REMAINDER, default=[], help="of replay, such as --device cuda")
     args = parser.parse_args()
     with ThreadPoolExecutor(args.jobs) as pool:
         for name in args.scenarios:
+            if args.drawn:
+                compare_drawn(name, args, pool)
+                continue
             for fault in args.fault or [None]:
                 began = time.monotonic()
                 arms = list(pool.map(one, [command(name, args, fault)] * args.runs))
                 hashes, outcomes = Counter(each["trace_hash"] for each in arms), Counter(map(told, arms))
+                traces = [each.get("rank_traces", {}) for each in arms]
+                ranks = {rank: len({each.get(rank) for each in traces}) for rank in sorted({*chain(*traces)})}
                 if args.runs:
-                    print(f"{name} {fault or 'sound'}: {len(hashes)} hashes; {dict(outcomes)}; "
+                    print(f"{name} {fault or 'sound'}: {len(hashes)} hashes, by rank {ranks}; {dict(outcomes)}; "
                           f"{time.monotonic() - began:.0f} s", flush=True)  # fmt: skip
                 if args.kills:
                     ends = pool.map(killed, [command(name, args, fault)] * args.kills, range(args.kills))

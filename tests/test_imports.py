@@ -34,7 +34,7 @@ ONLY = {
         "async_probe",
         "events",
         *(f"base.{each}" for each in ("assets", "attention_plans", "errors", "files", "plugins")),
-        *(f"base.{each}" for each in ("schema", "yamlio")),  # how its options are declared and read
+        *(f"base.{each}" for each in ("schema", "yamlio", "features")),  # how its options are declared and read
     },
     "search": {"base.errors", "base.reproducible", "base.trial"},
 }

@@ -11,11 +11,11 @@ from dataclasses import fields
 from typing import Any
 
 from specdebug.base.errors import ContentError
+from specdebug.base.features import Features
 from specdebug.base.schema import FLAG, Item, choice, form, real, whole
 from specdebug.base.yamlio import as_json, parse_yaml
 from specdebug.scenario.grammar import REQUESTS, STEPS, STOPS, TEMPERATURE, TOKEN_ID, TOKENS, TOP_K
 from specdebug.scenario.workload import RequestSampling, Workload, WorkloadRequest
-from specdebug.targets.features import Features
 
 RID = form(r"[A-Za-z0-9_-]+(\.[0-9]+){1,2}")
 

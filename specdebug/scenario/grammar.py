@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from specdebug.base import plugins
 from specdebug.base.abilities import DEFAULT
 from specdebug.base.errors import SpecDebugError, Where
+from specdebug.base.features import NONE, Features
 from specdebug.base.schema import (
     ANY_TEXT,
     FLAG,
@@ -43,7 +44,6 @@ from specdebug.base.yamlio import Doc, as_json, parse_yaml
 from specdebug.faults.model import Fault
 from specdebug.scenario.elsewhere import ENGINE, FAULT
 from specdebug.scenario.target_ranges import TARGET_RANGE, said_of
-from specdebug.targets.features import NONE, Features
 from specdebug.targets.registry import find_target
 from specdebug.targets.relations import RELATIONS
 from specdebug.targets.settings import TARGET, LaunchedServer, ReleasedEngine, TargetChoice, parse_target, ready_within

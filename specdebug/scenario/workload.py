@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from specdebug.base.errors import CheckpointError, ContentError, SpecDebugError
+from specdebug.base.features import NONE, Features
 from specdebug.base.trial import derive_seed, stream
 from specdebug.base.yamlio import one_line
 from specdebug.scenario.grammar import (
@@ -24,7 +25,6 @@ from specdebug.scenario.grammar import (
     TokenPrompt,
     WorkloadGroup,
 )
-from specdebug.targets.features import NONE, Features
 
 if TYPE_CHECKING:
     from specdebug.patching.toggles import Toggle

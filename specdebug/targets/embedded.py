@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from specdebug import kernel_memory
 from specdebug.base.abilities import DEFAULT, OF_SERVERS, SHOWN, Ability
+from specdebug.base.features import WITHOUT_GRAMMAR, features_of
 from specdebug.events import Stepped
 from specdebug.targets.base import Asked, Opening, Session, Target, Traits
-from specdebug.targets.features import features_of
 from specdebug.targets.relations import NoTwin, Relation, Twin, option_twin, said
 from specdebug.targets.requests import RequestView, Sampling
 
@@ -49,7 +49,7 @@ def build_engine(options: Mapping[str, Any], seed: int) -> Engine:
 class EmbeddedTarget(Target):
     """Builds the engine in the worker itself."""
 
-    traits = Traits(DEFAULT, EVERYTHING, records=True, features=frozenset({"logprobs", "n"}))
+    traits = Traits(DEFAULT, EVERYTHING, records=True, features=WITHOUT_GRAMMAR)
 
     def asked(self, options: Mapping[str, Any]) -> Asked:
         from specdebug.targets.options import OURS
@@ -165,7 +165,8 @@ class EmbeddedSession(Session):
     def add(self, rid: str, prompt_ids: Sequence[int], sampling: Sampling, *, speculative: bool) -> None:
         from specdebug.engine import SamplingParams
 
-        own = SamplingParams(**{each.name: getattr(sampling, each.name) for each in fields(SamplingParams)})
+        given = {each.name: getattr(sampling, each.name) for each in fields(SamplingParams) if each.name != "features"}
+        own = SamplingParams(**given, features=features_of(sampling))
         self.inside.add_request(rid, list(prompt_ids), own, speculative=speculative)
         if self._logprobs is not None:
             self._logprobs.want(rid, {"top": features_of(sampling).logprobs or 0, "ids": [], "start": None})

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from specdebug.base.features import Features
 from specdebug.run.loop import WorkloadDriver
 from specdebug.scenario.reworked import AGAIN, NEIGHBOUR, REWORKED, reworked
 from specdebug.scenario.workload import RequestSampling, Workload, WorkloadRequest
-from specdebug.targets.features import Features
 
 
 def request(rid: str, group: str, **more: Any) -> WorkloadRequest:

@@ -12,7 +12,8 @@ from specdebug.apps.serve.fields import BadField, Fields, read, text, whole
 from specdebug.apps.serve.requests import LogprobWish, Wish
 from specdebug.apps.serve.text import ChatTemplate, ModelText
 from specdebug.base.errors import one_line
-from specdebug.base.schema import Item
+from specdebug.base.features import WITHOUT_GRAMMAR, Features
+from specdebug.base.schema import Item, keys_of
 
 MAX_BATCH = 1024  # prompts of one body
 MAX_SAMPLES = 128
@@ -29,14 +30,12 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 Neutral = Mapping[str, tuple[Any, ...]]  # fields that this server lacks, and the values of each that ask for nothing
 _NOTHING: tuple[Any, ...] = (False, [], {}, "")
+_STEERING = WITHOUT_GRAMMAR - {"logprobs", "n"}  # these two are read for all prompts of a body
 
 SAMPLING_NEUTRAL: Neutral = {
-    **dict.fromkeys(("min_p", "frequency_penalty", "presence_penalty"), (0, 0.0)),
-    "repetition_penalty": (1, 1.0),
-    "min_new_tokens": (0,),
     **dict.fromkeys(("beam_width", "stream_interval"), (1,)),
     **dict.fromkeys(("json_schema", "regex", "ebnf", "structural_tag"), ()),
-    **dict.fromkeys(("stop_regex", "custom_params", "logit_bias"), _NOTHING),
+    **dict.fromkeys(("stop_regex", "custom_params"), _NOTHING),
     "spaces_between_special_tokens": (True, False),
 }
 GENERATE_NEUTRAL: Neutral = {
@@ -61,7 +60,6 @@ _OPENAI: Neutral = {
          "service_tier", "return_hidden_states", "return_routed_experts", "custom_logit_processor"),
         _NOTHING,
     ),
-    "min_tokens": (0,),
     "response_format": ({"type": "text"},),
     "continue_final_message": (False,),
     **dict.fromkeys(("separate_reasoning", "stream_reasoning"), (True, False)),
@@ -173,7 +171,7 @@ def read_completion(data: Any, model: ModelText, names: tuple[str, ...], context
         raise fields.bad("prompt", "must be a string, a list of strings, or token ids")
     listed = value if isinstance(value, list) and not isinstance(value[0], int) else [value]
     prompts = _prompts(listed, fields, "prompt", model, context_length)
-    sampling = read_sampling(fields, model, 16, tokens_name="max_tokens", seed_name="seed")
+    sampling = read_sampling(fields, model, 16, tokens_name="max_tokens", openai=True)
     top = None if fields.get("logprobs") is None else fields.whole("logprobs", 0, 0, 5)
     return _openai_body(fields, prompts, sampling, top, COMPLETION_NEUTRAL)
 
@@ -192,7 +190,7 @@ def read_chat(
     limit = "max_tokens" if fields.get("max_completion_tokens") is None else "max_completion_tokens"
     fields.get("max_tokens")
     room = max(context_length - len(ids), 1)
-    sampling = read_sampling(fields, model, room, tokens_name=limit, seed_name="seed")
+    sampling = read_sampling(fields, model, room, tokens_name=limit, openai=True)
     wanted, top = fields.switch("logprobs", False), fields.whole("top_logprobs", 0, 0, 20)
     if top and not wanted:
         raise fields.bad("top_logprobs", "needs logprobs to be true")
@@ -231,9 +229,9 @@ def read_sampling(
     *,
     least_tokens: int = 1,
     tokens_name: str = "max_new_tokens",
-    seed_name: str = "sampling_seed",
+    openai: bool = False,
 ) -> SamplingFields:
-    """Read SGLang's ``sampling_params``, two of which have other names in some bodies. Raises BadField."""
+    """Read SGLang's ``sampling_params``, some of which have other names in OpenAI's bodies. Raises BadField."""
     top_k = fields.whole("top_k", -1, -1)
     if top_k == 0:
         raise fields.bad("top_k", "must be -1 (all) or at least 1, got 0")
@@ -255,8 +253,17 @@ def read_sampling(
         "top_k": 0 if top_k == -1 else top_k,
         "stop_token_ids": list(dict.fromkeys((*(each for each in stop_ids if each is not None), *eos))),
         "stop": list(stops),
-        "seed": fields.whole(seed_name, 0, 0),
+        "seed": fields.whole("seed" if openai else "sampling_seed", 0, 0),
     }
+    beside = {}
+    for key in keys_of(Features):
+        given = "min_tokens" if openai and key.name == "min_new_tokens" else key.name
+        if key.name in _STEERING and (value := fields.get(given)) is not None:
+            beside[key.name] = read(value, fields.at(given), key.kind.read)
+    if any(int(token) >= model.vocab_size for token in beside.get("logit_bias", ())):
+        raise fields.bad("logit_bias", f"must name tokens below {model.vocab_size}")
+    if beside:
+        engine["features"] = beside
     skip_special, keep_stop = fields.switch("skip_special_tokens", True), fields.switch("no_stop_trim", False)
     samples = fields.whole("n", 1, 1, MAX_SAMPLES)
     return SamplingFields(engine, stops, skip_special, keep_stop, silent=not tokens, samples=samples)

@@ -189,6 +189,7 @@ class EngineLoop:
 
     def _add(self, rid: str, command: Mapping[str, Any]) -> None:
         """Take in a request. One that the engine rejects is the client's fault."""
+        from specdebug.base.features import Features
         from specdebug.engine import SamplingParams
 
         sampling, wanted = command["sampling"].items(), command["logprobs"]
@@ -197,7 +198,7 @@ class EngineLoop:
             self._engine.add_request(
                 rid,
                 command["ids"],
-                SamplingParams(**given),
+                SamplingParams(**given | {"features": Features(**given.get("features", {}))}),
                 speculative=command["speculative"],
                 cache_limit=(wanted or {}).get("start"),
                 ahead=command["ahead"],

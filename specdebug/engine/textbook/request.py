@@ -11,6 +11,7 @@ from itertools import accumulate, islice
 import torch
 from torch import Tensor
 
+from specdebug.base.features import NONE, Features
 from specdebug.engine.device import upload
 from specdebug.engine.model.tokenizer import TargetTokenizer
 from specdebug.engine.textbook.attention.planner import ExtendLayout
@@ -63,6 +64,8 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     """Strings that end a request once the text of its output holds one."""
     seed: int = 0
+    features: Features = NONE
+    """What steers the choice beside; completions and log probabilities are for others to make and to tell."""
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -71,6 +74,8 @@ class SamplingParams:
             raise ValueError(f"sampling parameters out of range: {self}")
         if isinstance(self.stop, str) or any(not string or "\ufffd" in string for string in self.stop):
             raise ValueError(f"stop must be strings, none empty or with U+FFFD (bytes that are no text): {self.stop!r}")
+        if self.features.grammar:
+            raise ValueError("no grammar can be asked for")
 
     @property
     def greedy(self) -> bool:

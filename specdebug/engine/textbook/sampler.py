@@ -5,7 +5,8 @@ request's own. Top-k and top-p keep every token as likely as the last one they k
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -53,7 +54,39 @@ def target_probs(logits: Tensor, params: SamplingParams) -> Tensor:
     maybe_detect_nan(probs, "sampler.top_k.probs")
     probs = top_p_renorm(probs, params.top_p)
     maybe_detect_nan(probs, "sampler.top_p.probs")
+    if params.features.min_p > 0:
+        probs = _renormalise(probs, probs >= params.features.min_p * probs.amax(dim=-1, keepdim=True))
     return probs
+
+
+def steered(logits: Tensor, requests: Sequence[Request], paths: Callable[[int], Sequence[Sequence[int]]]) -> Tensor:
+    """logits [B·n, V] as penalties, biases and least lengths change them; the very ones where none is asked for.
+    ``paths``: of request b, for each of its n rows, the drafts between its output and the row's token."""
+    steering = [b for b, request in enumerate(requests) if request.sampling.features.steers]
+    if steering:
+        logits = logits.clone()
+        rows = logits.view(len(requests), -1, logits.shape[-1])
+        for b in steering:
+            for row, path in zip(rows[b], paths(b), strict=True):
+                _steer(row, requests[b], path)
+    return logits
+
+
+def _steer(row: Tensor, request: Request, path: Sequence[int]) -> None:
+    """Change the logits [V] of the token behind ``path``. A token's penalties are those of all that was output before
+    it, and the prompt's, too, of repetition."""
+    asked, output = request.sampling.features, [*request.output_ids, *path]
+    if asked.repetition_penalty != 1:
+        seen = torch.tensor([*{*request.prompt_ids, *output}], device=row.device)
+        own = row[seen]
+        row[seen] = torch.where(own > 0, own / asked.repetition_penalty, own * asked.repetition_penalty)
+    added = {int(token): bias for token, bias in asked.logit_bias.items()}
+    for token, count in Counter(output).items():
+        added[token] = added.get(token, 0.0) - asked.frequency_penalty * count - asked.presence_penalty
+    if len(output) < asked.min_new_tokens:
+        added |= dict.fromkeys(request.sampling.stop_token_ids, float("-inf"))
+    if added := {token: each for token, each in added.items() if token < len(row)}:
+        row[torch.tensor([*added], device=row.device)] += torch.tensor([*added.values()], device=row.device)
 
 
 def request_generator(request: Request, engine_seed: int) -> torch.Generator:

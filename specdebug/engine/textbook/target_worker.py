@@ -21,7 +21,7 @@ from specdebug.engine.model.models import TargetModel
 from specdebug.engine.textbook.attention.planner import AttentionPlanner, Metadata, SequenceLayout, Workspace
 from specdebug.engine.textbook.memory.req_to_token import ReqToToken
 from specdebug.engine.textbook.request import PrefillBatch, Request
-from specdebug.engine.textbook.sampler import sample
+from specdebug.engine.textbook.sampler import sample, steered
 from specdebug.events import Forward, PromptComputed, TokensSampled
 
 
@@ -119,6 +119,7 @@ class TargetWorker:
             self.pool.probe_written(batch.out_cache_loc)
             maybe_detect_nonfinite(logits, "target_prefill.logits")
             maybe_detect_nan(features, "target_prefill.hidden_states")
+        logits = steered(logits, batch.requests, lambda _: [()])
         sampled = sample(logits, batch.requests, self._seed, drawing=batch.ends_prompt)
         self._observers.tell(TokensSampled, batch.requests, logits, sampled)
         return sampled, features
@@ -134,6 +135,7 @@ class TargetWorker:
         with grouped():
             self.pool.probe_written(loc)
             maybe_detect_nonfinite(logits, "target_decode.logits")
+        logits = steered(logits, requests, lambda _: [()])
         sampled = sample(logits, requests, self._seed)
         self._observers.tell(TokensSampled, requests, logits, sampled)
         return [token for (token,) in Readback(sampled.unsqueeze(1)).wait()]

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdebug.base.features import features_of
 from specdebug.events import AfterStep, Decided, Event
 from specdebug.run.oracles.base import Bench, Oracle
 from specdebug.run.oracles.trees import DecidedTrees, read_masks
@@ -210,8 +211,8 @@ def _sampled(
 
 
 def target_probs(logits: np.ndarray, sampling: Any) -> np.ndarray | None:
-    """The probabilities that temperature, top-k and top-p leave of float64 logits [V], ties kept, adding up to 1; None
-    where rounding decides what they leave."""
+    """The probabilities that temperature, top-k, top-p and min-p leave of float64 logits [V], ties kept, adding up to
+    1; None where rounding decides what they leave."""
     scaled = logits / sampling.temperature
     probs = np.exp(scaled - scaled.max())
     kept: np.ndarray | None = probs / probs.sum()  # None from where rounding decides
@@ -222,6 +223,10 @@ def target_probs(logits: np.ndarray, sampling: Any) -> np.ndarray | None:
         before = ordered.cumsum() - ordered
         decided = (np.abs(before - sampling.top_p) >= COIN_MARGIN).all()
         kept = _from(kept, ordered[before < sampling.top_p][-1]) if decided else None
+    if kept is not None and (min_p := features_of(sampling).min_p) > 0:
+        least = min_p * kept.max()
+        decided = (np.abs(kept - least) >= least * COIN_MARGIN).all()
+        kept = _from(kept, least) if decided else None
     return kept
 
 

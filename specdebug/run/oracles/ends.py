@@ -5,9 +5,9 @@ Seen from outside only: after each token the whole output so far is decoded anew
 
 from collections.abc import Mapping, Sequence
 
+from specdebug.base.features import features_of
 from specdebug.events import AllServed, Event, Stepped
 from specdebug.run.oracles.base import Bench, Oracle
-from specdebug.targets.features import features_of
 from specdebug.targets.requests import RequestView
 from specdebug.verdict.outcome import Violation, first_difference
 

@@ -7,9 +7,9 @@ one token and nothing after it.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from specdebug.base.features import features_of
 from specdebug.events import Finishing, Going, OfRequest
 from specdebug.run.oracles.base import Oracle, Reference
-from specdebug.targets.features import features_of
 from specdebug.verdict.outcome import Tie, Violation
 
 TIE_MARGIN = {"float32": 1e-4, "float16": 3e-3, "bfloat16": 2.5e-2}

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from specdebug.base.features import features_of
 from specdebug.events import Aborting, Decided, Event, Finishing
 from specdebug.reference.sampling import kept_probs, may_be_kept
 from specdebug.run.oracles.base import Bench, Oracle
 from specdebug.run.oracles.lossless import TIE_MARGIN
 from specdebug.search.draws import FALSE_ALARM, NEEDED, DrawsTest, Kind
-from specdebug.targets.features import features_of
 from specdebug.verdict.outcome import Violation
 
 AT_ONCE = 64  # positions whose probabilities are worked out together; bounds what a large vocabulary needs

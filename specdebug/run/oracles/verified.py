@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdebug.base.features import features_of
 from specdebug.events import Aborting, Decided, Event, Finishing, Going
 from specdebug.run.oracles.base import Bench, Oracle, OracleSettings
 from specdebug.run.oracles.draft_state import DRAFT_MARGIN, MOST_LIKELY
-from specdebug.targets.features import features_of
 from specdebug.verdict.outcome import Violation
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
-from specdebug.targets.features import features_of
+from specdebug.base.features import features_of
 from specdebug.targets.http.checked import HISTOGRAMS, MOST_CHARACTERS, BadAnswer
 from specdebug.targets.requests import RequestView, Sampling, ToldToken
 

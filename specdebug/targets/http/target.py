@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from specdebug.base import features
 from specdebug.base.abilities import Ability
 from specdebug.base.errors import SpecDebugError
-from specdebug.targets import features
 from specdebug.targets.base import Asked, Opening, Target, Traits
 from specdebug.targets.settings import AnyServer, HttpServer
 from specdebug.workers.stack import processor

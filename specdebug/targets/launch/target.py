@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from specdebug.base import features
 from specdebug.base.abilities import Ability
 from specdebug.base.engine_flags import arguments_of
-from specdebug.targets import features
 from specdebug.targets.base import Asked, Opening, Target, Traits
 from specdebug.targets.http.target import AT_MOST, asked_of_server, key_of, open_session
 from specdebug.targets.launch.process import command_of

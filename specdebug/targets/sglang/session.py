@@ -18,6 +18,7 @@ from torch import Tensor
 
 from specdebug import async_probe
 from specdebug.base.abilities import Ability
+from specdebug.base.features import features_of
 from specdebug.events import (
     BatchBegan,
     BatchEnded,
@@ -32,7 +33,6 @@ from specdebug.events import (
     Stepped,
 )
 from specdebug.targets.base import Asked, Opening, Session, StoredDrafts
-from specdebug.targets.features import features_of
 from specdebug.targets.http.request import sampling_params
 from specdebug.targets.inside.failure import failure_of
 from specdebug.targets.inside.guard import LOST

@@ -11,12 +11,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import specdebug
+from specdebug.base import features
 from specdebug.base.abilities import INSIDE, Ability
 from specdebug.base.assets import checkpoint_path
 from specdebug.base.interpreters import ENGINE_ENV, engine_python
 from specdebug.patching import Patch
 from specdebug.reference.config import is_read
-from specdebug.targets import features
 from specdebug.targets.algorithms import KV_DTYPE, SGLANG, ForeignAlgorithm
 from specdebug.targets.base import Asked, Opening, Session, Traits
 from specdebug.targets.installed import InstalledTarget, config_of, make_import_folder, remade

@@ -18,9 +18,9 @@ from torch import Tensor
 from specdebug import async_probe
 from specdebug.base.abilities import Ability
 from specdebug.base.errors import SpecDebugError
+from specdebug.base.features import features_of
 from specdebug.events import Finishing, Prefilled, StepBegan, StepOver, Stepped
 from specdebug.targets.base import Asked, Opening, Session, StoredDrafts
-from specdebug.targets.features import features_of
 from specdebug.targets.inside.failure import failure_of
 from specdebug.targets.inside.guard import LOST, Call, EngineLook, wrap_method
 from specdebug.targets.requests import CannotBeServed, Lost, RequestView, Sampling, SessionFailed, within_context

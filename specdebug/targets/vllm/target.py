@@ -14,12 +14,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import specdebug
+from specdebug.base import features
 from specdebug.base.abilities import INSIDE, Ability
 from specdebug.base.assets import checkpoint_path
 from specdebug.base.errors import CheckpointError, InvalidOption, SpecDebugError
 from specdebug.base.files import name_beside
 from specdebug.engine.config import EngineConfig, SpeculativeConfig, round_up
-from specdebug.targets import features
 from specdebug.targets.algorithms import VLLM
 from specdebug.targets.base import Asked, Opening, Traits
 from specdebug.targets.installed import InstalledTarget, config_of, make_import_folder, remade

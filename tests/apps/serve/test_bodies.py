@@ -81,12 +81,12 @@ BAD: dict[str, list[Any]] = {
     "ignore_eos": ["yes"],
     "sampling_seed": [-1],
     "n": [0, 129],
+    **{name: [-2.5, "x"] for name in ("min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")},
+    "min_new_tokens": [-1, 0.5],
+    "logit_bias": [{"a": 2}, {"1": 200}, {str(10**6): 1}, [1]],
     # what the engine lacks
-    **{name: [0.1] for name in ("min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")},
-    "min_new_tokens": [4],
     "json_schema": ["{}"],
     "regex": [".*"],
-    "logit_bias": [{"1": 2}],
     "temprature": [1],
 }
 
@@ -111,6 +111,8 @@ def test_what_is_not_supported_may_be_there_as_long_as_it_asks_for_nothing() -> 
         ({"stop_token_ids": [5]}, "stop_token_ids", [5, *model().eos_ids]),
         ({"stop_token_ids": [5], "ignore_eos": True}, "stop_token_ids", [5]),
         ({"temperature": 1e-300}, "temperature", 0),
+        ({"min_p": 0, "logit_bias": {"3": -1}}, "features", {"min_p": 0.0, "logit_bias": {"3": -1.0}}),
+        ({"min_new_tokens": 4, "repetition_penalty": 1}, "features", {"min_new_tokens": 4, "repetition_penalty": 1.0}),
     ],
 )
 def test_parameters_become_the_engine_s(params: dict[str, Any], name: str, value: Any) -> None:

@@ -6,12 +6,12 @@ from typing import Any, cast
 
 import pytest
 
+from specdebug.base.features import Features
 from specdebug.engine.textbook.request import Request
 from specdebug.events import AllServed, Stepped
 from specdebug.run.oracles.base import Bench
 from specdebug.run.oracles.ends import Ends
 from specdebug.scenario.text import decoder, load_tokenizer
-from specdebug.targets.features import Features
 from specdebug.verdict.outcome import Violation
 from tests.run.fakes import FakeRequest, oracle_settings
 from tests.run.oracles.serving import ALONE, serve

@@ -149,6 +149,11 @@ class VerifyTree:
         """The tensors along which a walk from the root goes."""
         return self.tokens, self.retrieve_next_token, self.retrieve_next_sibling
 
+    def paths(self, b: int) -> list[list[int]]:
+        """Of each node of request b, the drafts from behind the root to itself."""
+        tokens, mask = self.tokens[b].tolist(), self.mask[b].tolist()
+        return [[token for token, above in zip(tokens[1:], row[1:], strict=True) if above] for row in mask]
+
 
 class TreeBuilder:
     """Builds trees of one shape. A chain's links and mask never change, so they are made once."""

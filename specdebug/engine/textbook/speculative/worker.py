@@ -19,6 +19,7 @@ from specdebug.engine.kernels.cache_locs import verify_cache_locs
 from specdebug.engine.memory.arena import GuardViolation, Scratch
 from specdebug.engine.textbook.attention.planner import SequenceLayout
 from specdebug.engine.textbook.request import PrefillBatch, Request
+from specdebug.engine.textbook.sampler import steered
 from specdebug.engine.textbook.speculative.accept import Acceptance, Compacted, accept, commit_kv, compact_accepted
 from specdebug.engine.textbook.speculative.draft import StateTable
 from specdebug.engine.textbook.speculative.tree import TreeBuilder, VerifyTree
@@ -71,6 +72,7 @@ class StagedWorker(Generic[AnyDrafter]):
         """Stage 4; tells what it has decided. logits: [B·T, V]."""
         spec, observers = self._parts.spec, self._parts.observers
         observers.tell(StageEntered, "accept")
+        logits = steered(logits, requests, tree.paths)
         acceptance = accept(requests, tree, logits, spec, self._parts.config.seed)
         acceptance.probe_indices(spec.tree_size, self._parts.vocab_size)
         observers.tell(

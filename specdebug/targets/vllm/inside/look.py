@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdebug.base.features import features_of
 from specdebug.events import Decided, DraftForward, Observers
-from specdebug.targets.features import features_of
 from specdebug.targets.requests import NotShown, RequestView
 from specdebug.targets.vllm.inside.boundaries import StepRequests
 

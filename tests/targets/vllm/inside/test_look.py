@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
+from specdebug.base.features import NONE, Features
 from specdebug.events import Decided, DraftForward, Observers
-from specdebug.targets.features import NONE, Features
 from specdebug.targets.requests import NotShown, RequestView
 from specdebug.targets.vllm.inside.boundaries import Boundaries
 from specdebug.targets.vllm.inside.look import DraftLook

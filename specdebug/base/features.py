@@ -70,6 +70,7 @@ class Features(Part):
 
 NONE = Features()
 ALL = frozenset(key.name for key in keys_of(Features))
+WITHOUT_GRAMMAR = ALL - {"json_schema", "regex"}
 
 
 def features_of(sampling: object) -> Features:

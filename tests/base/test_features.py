@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from specdebug.base.errors import ContentError, ContentErrors
+from specdebug.base.features import ALL, NONE, Features, features_of
 from specdebug.base.yamlio import parse_yaml
 from specdebug.scenario.checks import check_features, scenario_of
 from specdebug.scenario.workload import RequestSampling
-from specdebug.targets.features import ALL, NONE, Features, features_of
 from specdebug.targets.http.request import sampling_params
 from specdebug.targets.settings import parse_target
 

@@ -30,6 +30,7 @@ class ForeignAlgorithm:
         renamed: flags that are other ones there.
         hides: abilities that its session lacks.
         remembers: what it drafts depends on the texts that were served before, which a thread of its own takes in.
+        architectures: those that its draft must have one of, where ours has an algorithm of the same name for others.
     """
 
     draft: Draft
@@ -38,6 +39,7 @@ class ForeignAlgorithm:
     renamed: tuple[tuple[str, str], ...] = ()
     hides: frozenset[Ability] = _DRAFTS
     remembers: bool = False
+    architectures: frozenset[str] = frozenset()
 
     @property
     def has_model(self) -> bool:
@@ -126,7 +128,8 @@ class Repertoire:
         if name is not None and name in self.refused:
             raise InvalidOption(f"{self.engine}'s {name} is not run here: {self.refused[name]}", _ALGORITHM)
         what, place = f"'{name}'", _ALGORITHM
-        has = [each for each in _EVERY if name in each.foreign]
+        known = [(each, each.foreign.get(name or "")) for each in _EVERY]
+        has = [each for each, found in known if found is not None and not found.architectures]
         if adapts and not self.adapting:
             what, place = "that lengths adapt", ("speculative", ADAPTIVE)
             has = [each for each in _EVERY if each.adapting]
@@ -155,6 +158,9 @@ SGLANG = Repertoire(
         "DFLASH": _BLOCK,
         "DSPARK": _BLOCK,
         "NEXTN": ForeignAlgorithm("head", hides=frozenset()),
+        "FROZEN_KV_MTP": ForeignAlgorithm(
+            "model", architectures=frozenset({"Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM"})
+        ),
     },
     adapting=("EAGLE", "EAGLE3", "NEXTN"),
     kv_dtypes=("fp8_e5m2", "fp8_e4m3"),

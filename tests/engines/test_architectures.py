@@ -34,6 +34,8 @@ def twins(name: str, *relations: str) -> tuple[int, dict[tuple[str, str], dict[s
         ("mla_standalone", ("plain", "eager", "reference")),
         ("windows", ("cold", "order", "retracted", "page", "reference")),
         ("hybrid", ("plain", "reference")),
+        ("mamba", ("plain", "cold", "retracted")),
+        ("frozen", ("cold", "retracted", "reference")),
         ("quantised_kv", ("cold", "order", "retracted", "chunks", "page")),
     ],
 )

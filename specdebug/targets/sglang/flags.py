@@ -22,7 +22,7 @@ NO_FLAG: dict[tuple[str, ...], str] = {
 """Options that SGLang has not, and what is so there."""
 
 KNOWN = ("EAGLE", "EAGLE3", *SGLANG.foreign)
-"""Algorithms whose drafts its checkpoints can be made from. Its own FROZEN_KV_MTP takes assistants of other layouts."""
+"""Algorithms whose drafts its checkpoints can be made from, or that are made."""
 ADAPTING = "--speculative-adaptive"
 
 BY_PHASE = "srt.model_executor.cuda_graph_config:Phase"

@@ -9,6 +9,8 @@ SITES: tuple[tuple[str, str], ...] = (
     (r"draft_forward step .*topk_index", "draft.forward.topk_index"),
     (r"draft_forward step ", "draft.forward.logits"),
     (r"draft_forward: .*topk_p", "draft.topk_p"),
+    (r"frozen_kv_mtp_draft: .*topk_index", "draft.forward.topk_index"),
+    (r"frozen_kv_mtp_draft", "draft.forward.logits"),
     (r"EagleDraftCudaGraphRunner\.replay: topk_p", "draft_graph.replay.topk_p"),
     (r"EagleDraftCudaGraphRunner\.replay: topk_index", "draft_graph.replay.topk_index"),
     (r"organize_draft_results: top_scores_index", "draft.organize.top_scores_index"),
@@ -38,10 +40,10 @@ OF_BLOCKS = (
     *("block.input_ids", "block.positions", "draft.out_cache_loc"),
     *("verify.input_ids", "verify.positions", "verify.out_cache_loc"),
     *("accept.num_correct_drafts", "accept.bonus", "accept.new_seq_lens"),
-    *("kv_pool.write.loc", "context.commit_lens", "commit.state"),
+    *("kv_pool.write.loc", "context.commit_lens", "commit.state", "seed.hidden_states"),
 )
-"""Sites at which drafters of blocks and of n-grams, and recurrent states, are looked at (``inside/blocks.py``,
-``inside/states.py``)."""
+"""Sites at which drafters of blocks, of n-grams and by frozen keys, and recurrent states, are looked at
+(``inside/blocks.py``, ``inside/states.py``)."""
 
 
 def passed() -> frozenset[str]:

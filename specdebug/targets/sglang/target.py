@@ -14,6 +14,7 @@ import specdebug
 from specdebug.base import features
 from specdebug.base.abilities import INSIDE, Ability
 from specdebug.base.assets import checkpoint_path
+from specdebug.base.errors import InvalidOption
 from specdebug.base.interpreters import ENGINE_ENV, engine_python
 from specdebug.patching import Patch
 from specdebug.reference.config import is_read
@@ -55,13 +56,16 @@ def draft_folder(name: str, below: Path, foreign: ForeignAlgorithm | None = None
     """The folder of a draft for SGLang: its own, or for a head with tied embeddings one made ``below``, of links and a
     config that does not tie them: it deletes a head's embedding and then its ``lm_head``, and where these are one the
     second deletion fails. Either way both are the target's from then on. Raises SpecDebugError."""
-    draft = "head" if foreign is None else foreign.draft
+    draft, taken = ("head", ()) if foreign is None else (foreign.draft, foreign.architectures)
     if draft == "block" and (made := block_draft(name, below)) is not None:
         return made
     path = sglangs_folder(checkpoint_path(name).resolve(), below)
+    config = config_of(path)
+    if taken and taken.isdisjoint(config.get("architectures") or ()):
+        why = f"SGLang drafts so with {' or '.join(sorted(taken))} alone, and this is another model"
+        raise InvalidOption(why, ("speculative", "draft_model"))
     if draft != "head":
         return path
-    config = config_of(path)
     return remade(path, {**config, "tie_word_embeddings": False}, below) if config.get("tie_word_embeddings") else path
 
 
@@ -278,7 +282,7 @@ class SglangTarget(InstalledTarget):
             draft = draft_folder(names["draft_model"], below, SGLANG.named(options)[1])
             folders["speculative"] = {**options["speculative"], "draft_model": str(draft)}
         words, otherwise = mapped({**options, **folders}, cpu=here.device == "cpu", has=source_of(here).has)
-        recurrent = "linear_attention" in config_of(model).get("layer_types", ())
+        recurrent = {"linear_attention", "mamba"} & set(config_of(model).get("layer_types") or ())
         return (*words, *(STATES if recurrent else ())), otherwise
 
 

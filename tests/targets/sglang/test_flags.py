@@ -71,8 +71,8 @@ def test_what_sglang_has_not_is_listed_where_it_was_asked_for() -> None:
 
 
 def test_an_algorithm_without_a_draft_of_sglangs_is_refused() -> None:
-    with pytest.raises(SpecDebugError, match=r"speculative\.algorithm: .* mapped EAGLE, EAGLE3, .*; not FROZEN_KV_MTP"):
-        mapped({"speculative": {"algorithm": "FROZEN_KV_MTP"}}, cpu=True, has=in_0_5_13)
+    with pytest.raises(SpecDebugError, match=r"speculative\.algorithm: .* mapped EAGLE, EAGLE3, .*; not MTP"):
+        mapped({"speculative": {"algorithm": "MTP", "num_steps": 3}}, cpu=True, has=in_0_5_13)
     with pytest.raises(SpecDebugError, match=r"engine\.page_size"):
         mapped({"page_size": 0}, cpu=True, has=in_0_5_13)
 

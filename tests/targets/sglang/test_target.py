@@ -12,11 +12,12 @@ import pytest
 from packaging.version import Version
 
 from specdebug.base.assets import checkpoint_path
-from specdebug.base.errors import SpecDebugError
+from specdebug.base.errors import InvalidOption, SpecDebugError
 from specdebug.patching import Patch
 from specdebug.patching.drift.check import Fit
 from specdebug.patching.drift.dist import Dist
 from specdebug.patching.toggles import Toggle, load_registry
+from specdebug.targets.algorithms import SGLANG
 from specdebug.targets.base import OverThere
 from specdebug.targets.inside.source import Source
 from specdebug.targets.installed import make_import_folder
@@ -25,7 +26,7 @@ from specdebug.targets.installs.store import Installed, StoreError
 from specdebug.targets.registry import find_target
 from specdebug.targets.relations import RELATIONS, NoTwin
 from specdebug.targets.settings import ReleasedEngine
-from specdebug.targets.sglang.target import EMPTY, PLUGINS, SglangTarget, files_to_import
+from specdebug.targets.sglang.target import EMPTY, PLUGINS, SglangTarget, draft_folder, files_to_import
 
 
 def test_another_python_finds_our_package_and_nothing_of_our_environment(tmp_path: Path) -> None:
@@ -202,3 +203,13 @@ def test_known_bugs_are_mended_and_said_to_be_unless_that_is_left_out(
     notes = [target(store, mends=mends).notes_of(OPTIONS, target(store).installed(), OverThere()) for mends in (1, 0)]
     (told,) = [text for text in (*notes[0], *notes[1]) if "mended" in text]
     assert told.startswith("known bugs of sglang==0.5.13 are mended: 23802, 26510, 28254, 31599; `mends: false`")
+
+
+def test_a_draft_by_frozen_keys_is_an_assistant_of_the_layout_that_sglang_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    foreign = SGLANG.foreign["FROZEN_KV_MTP"]
+    assert draft_folder("tiny-frozen-assistant", tmp_path, foreign).parent == tmp_path / "specdebug" / "checkpoints"
+    with pytest.raises(InvalidOption, match=r"draft_model: SGLang drafts so with Gemma4Assistant.* alone"):
+        draft_folder("tiny-assistant", tmp_path, foreign)

@@ -1,5 +1,6 @@
-"""SGLang's drafters of blocks (DFLASH, DSPARK) and of n-grams: what goes in and out of them, for recorders, and what
-must hold there, for probes. Their target runs as EAGLE's does, and is seen there (``stages.py``)."""
+"""SGLang's drafters of blocks (DFLASH, DSPARK), of n-grams and by frozen keys: what goes in and out of them, for
+recorders, and what must hold there, for probes. Their target runs as EAGLE's does, and is seen there
+(``stages.py``)."""
 
 from __future__ import annotations
 
@@ -14,9 +15,10 @@ from specdebug import async_probe
 from specdebug.targets.inside.guard import Call, Tap, after
 from specdebug.targets.sglang.inside.seats import Seat
 
-BLOCKS = "drafters of blocks and n-grams"
+BLOCKS = "drafters of blocks, n-grams and by frozen keys"
 _FLASH, _SPARK = "srt.speculative.dflash_worker_v2", "srt.speculative.dspark_components"
 _NGRAM = "srt.speculative.ngram_worker"
+_FROZEN = "srt.speculative.frozen_kv_mtp_worker_v2:FrozenKVMTPDraftWorker"
 BLOCK_SEATS = {
     "context": (
         Seat(BLOCKS, (f"{_FLASH}:DFlashWorkerV2._append_target_hidden_to_draft_kv_by_loc",)),
@@ -26,9 +28,14 @@ BLOCK_SEATS = {
     "spark_accepted": (Seat(BLOCKS, (f"{_SPARK}.dspark_verify:TargetVerifyExecutor.accept_and_finalize",)),),
     "looked_up": (Seat(BLOCKS, (f"{_NGRAM}:NGRAMWorker._prepare_draft_tokens",)),),
     "linked": (Seat(BLOCKS, (f"{_NGRAM}:NGRAMWorker._prepare_for_speculative_decoding",)),),
+    "prefilled": (Seat(BLOCKS, (f"{_FROZEN}._draft_extend_for_prefill",)),),
+    "extended": (Seat(BLOCKS, (f"{_FROZEN}._draft_extend_for_decode",)),),
+    "drafted": (Seat(BLOCKS, (f"{_FROZEN}.draft",)),),
 }
 """The functions that are tapped, by the tap; a worker that is not imported drafts nothing."""
 FORWARD = Seat(BLOCKS, ("srt.model_executor.model_runner:ModelRunner.forward",))
+ROUNDING = 0.02
+"""The part of the greatest logit by which the choice's, made of the same state again, may be less."""
 NGRAM_SAMPLE = Seat(BLOCKS, (f"{_NGRAM}:eagle_sample",))
 
 
@@ -90,6 +97,22 @@ class BlockSites:
         for name in ("retrieve_next_token", "retrieve_next_sibling"):
             self._add(f"tree.{name}", getattr(verify, name).reshape(len(batch.reqs), -1))
 
+    @after(bound=1)
+    def prefilled(self, seed: Any, *args: Any, **named: Any) -> None:
+        """What each request's next draft by frozen keys begins from."""
+        self._add("seed.bonus", seed.bonus_tokens)
+        self._add("seed.hidden_states", seed.hidden_states)
+
+    @after(bound=1)
+    def extended(self, _: Any, worker: Any, batch: Any, result: Any, *args: Any, **named: Any) -> None:
+        self.prefilled(lambda *_: result.next_draft_input, worker)
+
+    @after(bound=1)
+    def drafted(self, verify: Any, _: Any, batch: Any, *args: Any, **named: Any) -> None:
+        if not batch.forward_mode.is_idle():
+            self._add("draft.organize.draft_tokens", verify.draft_token.reshape(batch.batch_size(), -1)[:, 1:])
+            self._add("tree.positions", verify.positions)
+
 
 class BlockProbes:
     """Holds what drafters of blocks and of n-grams do against what must hold. A row of ``req_to_token`` stands for its
@@ -99,10 +122,11 @@ class BlockProbes:
         self._bonus: dict[int, int] = {}  # the newest token of each row, as its last verify gave it
         self._rows: list[int] = []  # of the verify whose logits are judged next
         self._committed: Tensor | None = None  # how much of it is
+        self._frozen = imported(BLOCK_SEATS["drafted"][0])
 
     def taps(self) -> Iterator[tuple[Any, str, Tap]]:
         """Where this process's workers are tapped; nowhere if none of them is. Raises NoSeat."""
-        names = ("context", "flash_accepted", "spark_accepted")
+        names = ("context", "flash_accepted", "spark_accepted", "prefilled", "extended")
         found = [(*seat.find(), getattr(self, name)) for name in names for seat in BLOCK_SEATS[name] if imported(seat)]
         if imported(NGRAM_SAMPLE):
             found.append((*NGRAM_SAMPLE.find(), self.ngram_accepted))
@@ -114,6 +138,9 @@ class BlockProbes:
         mode = batch.forward_mode
         if mode.is_target_verify() and async_probe.live():
             self._verified(runner, batch)
+        elif self._frozen and runner.is_draft_worker and mode.is_decode():  # all from the last position with keys
+            due = (batch.seq_lens - 1).clamp(min=0)
+            async_probe.maybe_detect_oob(batch.positions, 0, 1, "draft.forward.positions", due)
         elif mode.is_extend() and not runner.is_draft_worker:
             for row in batch.req_pool_indices.tolist():
                 self._bonus.pop(row, None)
@@ -130,7 +157,8 @@ class BlockProbes:
         async_probe.maybe_detect_oob(written, 0, 1, f"{slot}.out_cache_loc", slots)
         page = runner.token_to_kv_pool_allocator.page_size  # the first is for padding, and where nothing is reserved
         async_probe.maybe_detect_oob(written, page, cells.max() + 1, f"{slot}.out_cache_loc")
-        if getattr(batch.spec_info, "tree_topk", 1) == 1:  # else its depths are not known here
+        branches = getattr(batch.spec_info, "tree_topk", getattr(batch.spec_info, "topk", 1))
+        if branches == 1:  # else its depths are not known here
             async_probe.maybe_detect_oob(batch.positions, 0, 1, f"{place}.positions", due.reshape(-1))
         first = batch.input_ids.reshape(-1, width)[:, 0]
         newest = [self._bonus.get(row, int(token)) for row, token in zip(rows.tolist(), first.tolist(), strict=True)]
@@ -177,6 +205,24 @@ class BlockProbes:
         predict, accept_lens, accept_index = answer
         last = accept_index.gather(1, (accept_lens - 1).long().unsqueeze(1)).squeeze(1)
         self._bonus |= dict(zip(self._rows, predict[last.long()].tolist(), strict=False))
+
+    @after(bound=1)
+    def extended(self, _: Any, worker: Any, batch: Any, result: Any, *args: Any, **named: Any) -> None:
+        seed = result.next_draft_input
+        self._bonus |= dict(zip(self._rows, seed.bonus_tokens.tolist(), strict=False))
+        self.prefilled(lambda *_: seed, worker, batch)
+
+    @after(bound=1)
+    def prefilled(self, seed: Any, worker: Any, batch: Any, *args: Any, **named: Any) -> None:
+        """The state that a draft by frozen keys begins from is the one by which the target chose the newest token."""
+        chosen = batch.sampling_info
+        if not async_probe.live() or not chosen.is_all_greedy or chosen.grammars or chosen.logit_bias is not None:
+            return
+        if chosen.penalizer_orchestrator is not None and chosen.penalizer_orchestrator.is_required:
+            return
+        logits = seed.hidden_states.float() @ worker.target_worker.model_runner.model.lm_head.weight.float().T
+        best, own = logits.amax(-1), logits.gather(-1, seed.bonus_tokens.unsqueeze(1)).squeeze(1)
+        async_probe.maybe_detect_oob((best - own > best.abs() * ROUNDING).long(), 0, 1, "seed.hidden_states")
 
     @after(bound=1)
     def context(self, _: Any, worker: Any, **named: Any) -> None:

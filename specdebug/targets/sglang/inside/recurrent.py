@@ -1,9 +1,10 @@
-"""SGLang's kernels for gated delta nets in torch, token by token: a prefill's chunks, a decode's packed step, and a
-verify's steps along a tree. A state is float32 [value heads, V, K]; that of a negative slot is zero, and not kept. Two
-kernels of such models' layers stand beside them, which the interpreter calls once for each token."""
+"""SGLang's kernels for gated delta nets and for Mamba2 in torch, token by token: a prefill's chunks, a decode's step,
+and a verify's steps along a tree. A state is float32 [value heads, V, K]; that of a negative slot is zero, and not
+kept. Two kernels of such models' layers stand beside them, which the interpreter calls once for each token."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -95,13 +96,14 @@ def fused_recurrent_gated_delta_rule_packed_decode(
     q, k, v = mixed_qkv[:, :width], mixed_qkv[:, width : 2 * width], mixed_qkv[:, 2 * width :]
     queries, keyed = (_heads(each.reshape(len(each), -1, keys), heads, use_qk_l2norm_in_kernel) for each in (q, k))
     decay, beta = _gates(A_log, a, b, dt_bias)
-    for row, slot in enumerate(ssm_state_indices.tolist()):
-        if slot < 0:
-            out[row] = 0
-            continue
+
+    def step(state: Tensor, row: int) -> Tensor:
         value = v[row].view(heads, values).float()
-        state, read = _step(_state(initial_state, slot), queries[row] * scale, keyed[row], value, decay[row], beta[row])
-        initial_state[slot], out[row, 0] = state.to(initial_state.dtype), read.to(out.dtype)
+        state, read = _step(state, queries[row] * scale, keyed[row], value, decay[row], beta[row])
+        out[row, 0] = read.to(out.dtype) if ssm_state_indices[row] >= 0 else 0.0
+        return state
+
+    _walk(initial_state, ssm_state_indices, range(len(out) + 1), step, None, None, None, update=True)
     return out, initial_state
 
 
@@ -138,20 +140,127 @@ def fused_sigmoid_gating_delta_rule_update(
     decay, beta = _gates(A_log, a.reshape(-1, heads), b.reshape(-1, heads), dt_bias)
     values, out = v.flatten(0, 1), torch.zeros_like(v).flatten(0, 1)
     ends = list(range(0, v.shape[0] * v.shape[1] + 1, v.shape[1])) if cu_seqlens is None else cu_seqlens.tolist()
-    for request, slot in enumerate(initial_state_indices.tolist()[: len(ends) - 1]):
-        state, kept = _state(initial_state_source, slot), -1
-        if intermediate_states_buffer is not None and intermediate_state_indices is not None:
-            kept = int(intermediate_state_indices[request])
-        for number, at in enumerate(range(ends[request], ends[request + 1])):
-            if number and kept >= 0 and retrieve_parent_token is not None and intermediate_states_buffer is not None:
-                state = intermediate_states_buffer[kept, int(retrieve_parent_token[request, number])].float()
-            state, read = _step(state, queries[at] * scale, keys[at], values[at].float(), decay[at], beta[at])
-            out[at] = read.to(out.dtype)
-            if kept >= 0 and intermediate_states_buffer is not None:
-                intermediate_states_buffer[kept, number] = state.to(intermediate_states_buffer.dtype)
-        if not disable_state_update and slot >= 0:
-            initial_state_source[slot] = state.to(initial_state_source.dtype)
+
+    def step(state: Tensor, at: int) -> Tensor:
+        state, read = _step(state, queries[at] * scale, keys[at], values[at].float(), decay[at], beta[at])
+        out[at] = read.to(out.dtype)
+        return state
+
+    kept = (intermediate_states_buffer, intermediate_state_indices, retrieve_parent_token)
+    _walk(initial_state_source, initial_state_indices, ends, step, *kept, update=not disable_state_update)
     return out.view(1, -1, *out.shape[1:])
+
+
+def _walk(
+    pool: Tensor,
+    slots: Tensor,
+    ends: Sequence[int],
+    step: Callable[[Tensor, int], Tensor],
+    keep: Tensor | None,
+    rows: Tensor | None,
+    parents: Tensor | None,
+    *,
+    update: bool,
+) -> None:
+    """Each request's tokens, from its slot's state on, of a tree from that of each node's parent: ``step`` makes the
+    state behind a token, which is kept in ``keep`` [rows, steps, ...], the last one in the pool if that is updated."""
+    for request, slot in enumerate(slots.tolist()[: len(ends) - 1]):
+        state, kept = _state(pool, slot), -1 if keep is None or rows is None else int(rows[request])
+        for number, at in enumerate(range(ends[request], ends[request + 1])):
+            if number and kept >= 0 and parents is not None and keep is not None:
+                state = keep[kept, int(parents[request, number])].float()
+            state = step(state, at)
+            if kept >= 0 and keep is not None:
+                keep[kept, number] = state.to(keep.dtype)
+        if update and slot >= 0:
+            pool[slot] = state.to(pool.dtype)
+
+
+def _mamba(
+    out: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor
+) -> Callable[[Tensor, int], Tensor]:
+    """What makes the state behind a token, and writes what is read of it to ``out``. x, out: [T, heads, V]; dt: [T,
+    heads]; A, D, dt_bias: [heads]; B, C: [T, groups, K]."""
+    heads, steps = x.shape[1], softplus(dt.float() + dt_bias.float())
+    keys, queries = (each.float().repeat_interleave(heads // each.shape[1], 1) for each in (B, C))
+    fades, values = (steps * A.float()).exp(), x.float()
+
+    def step(state: Tensor, at: int) -> Tensor:
+        added = (steps[at].unsqueeze(-1) * values[at]).unsqueeze(-1) * keys[at].unsqueeze(-2)
+        state = state * fades[at, :, None, None] + added
+        out[at] = ((state @ queries[at].unsqueeze(-1)).squeeze(-1) + D.float().unsqueeze(-1) * values[at]).to(out.dtype)
+        return state
+
+    return step
+
+
+def mamba_chunk_scan_combined(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    chunk_size: int,
+    *,
+    D: Tensor,
+    dt_bias: Tensor,
+    cu_seqlens: Tensor,
+    out: Tensor,
+    state_dtype: torch.dtype,
+    initial_states: Tensor | None = None,
+    track_seq_idx: Tensor | None = None,
+    track_end_locs: Tensor | None = None,
+    **more: Any,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """A prefill, all requests behind each other. Returns the states at the starts of chunks of the whole batch, [1,
+    chunks, heads, V, K], those behind each request, and those that are to be tracked: of some requests, before a
+    token."""
+    refuse("mamba_chunk_scan_combined", more, z=(None,), dt_softplus=(True,), return_varlen_states=(True,),
+           return_track_states=(True,), return_final_states=(False,), dt_limit=((0.0, float("inf")),))  # fmt: skip
+    step, ends = _mamba(out[0], x[0], dt[0], A, B[0], C[0], D, dt_bias), cu_seqlens.tolist()
+    shape = (len(ends) - 1, *x.shape[2:], B.shape[3])
+    first = torch.zeros(shape) if initial_states is None else initial_states.float()
+    pool, behind = first.clone(), [first[0]]
+    for request, state in enumerate(first):
+        for at in range(ends[request], ends[request + 1]):
+            state = step(state, at)
+            behind.append(state)
+        pool[request] = state
+    told = torch.stack(behind).to(state_dtype)
+    some = track_seq_idx is not None and track_end_locs is not None and track_end_locs.numel() > 0
+    tracked = told[track_end_locs.long()].unsqueeze(0) if some and track_end_locs is not None else None
+    return told[: x.shape[1] : chunk_size].unsqueeze(0), pool.to(state_dtype), tracked
+
+
+def selective_state_update(
+    state: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    *,
+    dt_bias: Tensor,
+    out: Tensor,
+    state_batch_indices: Tensor,
+    disable_state_update: bool = False,
+    intermediate_states_buffer: Tensor | None = None,
+    cache_steps: int | None = None,
+    retrieve_parent_token: Tensor | None = None,
+    intermediate_state_indices: Tensor | None = None,
+    **more: Any,
+) -> None:
+    """A decode, x [B, heads, V], or a verify, x [B, T, heads, V]. What is of a head comes spread over its columns."""
+    refuse("selective_state_update", more, z=(None,), dt_softplus=(True,), pad_slot_id=(-1,))
+    tokens = x.shape[1] if x.dim() == 4 else 1
+    parts = (each.reshape(-1, *each.shape[-2:]) for each in (x, B, C))
+    (values, keys, queries), steps = parts, dt.reshape(-1, *dt.shape[-2:])[..., 0]
+    written = out.view(-1, *out.shape[-2:])
+    step = _mamba(written, values, steps, A[:, 0, 0], keys, queries, D[:, 0], dt_bias[:, 0])
+    ends = range(0, values.shape[0] + 1, tokens)
+    kept = (intermediate_states_buffer, intermediate_state_indices, retrieve_parent_token)
+    _walk(state, state_batch_indices, ends, step, *kept, update=not disable_state_update)
 
 
 def scatter_states(

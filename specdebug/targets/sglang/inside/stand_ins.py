@@ -95,6 +95,11 @@ def _its_own(module: str, otherwise: Any) -> Callable[[Any], Any]:
     return made
 
 
+def _of_module(module: str, name: str) -> Callable[[Any], Any]:
+    """A name of SGLang's that another module of its has."""
+    return lambda _: getattr(importlib.import_module(f"sglang.{module}"), name)
+
+
 class _OnAGpu:
     """Options, but for the device, which is a GPU."""
 
@@ -180,6 +185,7 @@ _SEEDED: tuple[tuple[str, Any], ...] = (
 
 
 _DELTA, _SCATTER = f"{_LINEAR}.kernels.gdn_triton", "kernels.ops.mamba.mamba_state_scatter_triton"
+_MAMBA = "srt.layers.attention.mamba.mamba"
 _RECURRENT: tuple[tuple[str, Any], ...] = (
     ("srt.arg_groups.mamba_hook:_platform_supports_mamba_cache_extra_buffer", lambda: True),
     ("srt.models.qwen3_next:_is_cpu", False),
@@ -197,6 +203,8 @@ _RECURRENT: tuple[tuple[str, Any], ...] = (
     (f"{_SCATTER}:fused_mamba_state_scatter_with_mask", recurrent.scatter_states),
     (f"{_SCATTER}:fused_conv_window_scatter_with_mask", recurrent.scatter_states),
     (f"{_SCATTER}:_conv_multi_eligible", lambda _: False),
+    (f"{_MAMBA}:mamba_chunk_scan_combined", recurrent.mamba_chunk_scan_combined),
+    (f"{_MAMBA}:selective_state_update", recurrent.selective_state_update),
 )
 """Kernels of recurrent layers, put there for models that have such."""
 
@@ -240,6 +248,9 @@ def _all() -> Iterable[StandIn]:
         yield StandIn((f"srt.mem_cache.{module}:current_platform",), _NoCpu, needed=False)
     for place, value in _RECURRENT:
         yield StandIn((place,), _constant(value), needed=False, late=True)
+    for name in ("causal_conv1d_fn", "causal_conv1d_update"):  # which it imports on a GPU
+        convolved = _of_module("kernels.ops.mamba.causal_conv1d_triton", name)
+        yield StandIn((f"{_MAMBA}:{name}_triton",), convolved, needed=False, late=True)
     for place, value in _SEEDED:
         yield StandIn((place,), _constant(value), needed=False)
     # What turns overlap off for drafts on a CPU, and what refuses drafts of a block there.

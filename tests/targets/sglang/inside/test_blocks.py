@@ -184,6 +184,60 @@ def test_an_n_gram_tree_begins_with_the_newest_token(findings: Any) -> None:
     assert findings() == ["verify.input_ids"]
 
 
+HEAD = torch.eye(VOCAB)
+
+
+def seeded(probes: Any, *, row: int = 2, **chosen: Any) -> None:
+    """A verify behind which the first request's draft begins from node ``row``; its newest token is that of node 2."""
+    facts: dict[str, Any] = dict.fromkeys(("grammars", "logit_bias", "penalizer_orchestrator"))
+    facts["is_all_greedy"] = True
+    model = SimpleNamespace(lm_head=SimpleNamespace(weight=HEAD))
+    drafts = SimpleNamespace(target_worker=SimpleNamespace(model_runner=SimpleNamespace(model=model)))
+    states = torch.stack([HEAD[[1, 2, 3][row]], HEAD[4]])
+    seed = SimpleNamespace(bonus_tokens=torch.tensor([3, 4]), hidden_states=states)
+    one = batch(sampling_info=SimpleNamespace(**(facts | chosen)))
+    probes.extended(lambda *_: None, drafts, one, SimpleNamespace(next_draft_input=seed))
+
+
+def test_a_draft_by_frozen_keys_begins_from_the_state_that_chose_the_newest_token(findings: Any) -> None:
+    probes = BlockProbes()
+    probes.forward(lambda *_: None, runner(drafts=False), batch())
+    seeded(probes)
+    probes.forward(lambda *_: None, runner(drafts=False), batch(first=(3, 4)))
+    seeded(probes, row=1, is_all_greedy=False)
+    seeded(probes, row=1, grammars=["a"])
+    seeded(probes, row=1, penalizer_orchestrator=SimpleNamespace(is_required=True))
+    assert findings() == []
+    seeded(probes, row=1)
+    assert findings() == ["seed.hidden_states"]
+    probes.forward(lambda *_: None, runner(drafts=False), batch(first=(3, 5)))
+    assert findings() == ["verify.input_ids"]
+
+
+def test_a_draft_by_frozen_keys_stays_at_the_last_position_that_has_any(
+    findings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, f"sglang.{BLOCK_SEATS['drafted'][0].module}", ModuleType("worker"))
+    probes, drafts, mode = BlockProbes(), runner(drafts=True), dict.fromkeys(("is_target_verify", "is_extend"))
+    mode = SimpleNamespace(**dict.fromkeys(mode, lambda: False), is_decode=lambda: True)
+    one = SimpleNamespace(forward_mode=mode, seq_lens=LENGTHS, positions=LENGTHS - 1)
+    probes.forward(lambda *_: None, drafts, one)
+    assert findings() == []
+    one.positions = LENGTHS
+    probes.forward(lambda *_: None, drafts, one)
+    assert findings() == ["draft.forward.positions"]
+
+
+def test_what_a_draft_by_frozen_keys_begins_from_and_makes_is_told() -> None:
+    sites, told = heard()
+    seeded(sites)
+    assert (told["seed.bonus"], told["seed.hidden_states"][0][3]) == ([3, 4], 1.0)
+    verify = SimpleNamespace(draft_token=torch.arange(6), positions=torch.arange(4, 10))
+    one = SimpleNamespace(forward_mode=SimpleNamespace(is_idle=lambda: False), batch_size=lambda: 2)
+    sites.drafted(lambda *_: verify, object(), one)
+    assert (told["draft.organize.draft_tokens"], told["tree.positions"][0]) == ([[1, 2], [4, 5]], 4)
+
+
 def test_only_workers_that_are_imported_are_tapped(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(BlockProbes().taps()) == list(heard()[0].taps()) == []
     seat = BLOCK_SEATS["flash_accepted"][0]

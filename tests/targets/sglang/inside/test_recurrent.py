@@ -1,6 +1,9 @@
-"""Gated delta nets token by token: prefill, decode and verify read and leave the same state, written out in float64."""
+"""Gated delta nets and Mamba2 token by token: prefill, decode and verify read and leave the same state, written out in
+float64."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +16,9 @@ from specdebug.targets.sglang.inside.recurrent import (
     fused_recurrent_gated_delta_rule_packed_decode,
     fused_sigmoid_gating_delta_rule_update,
     launch_fused_gate_sigmoid_mul,
+    mamba_chunk_scan_combined,
     scatter_states,
+    selective_state_update,
 )
 
 KEY_HEADS, HEADS, K, V, TOKENS = 1, 2, 3, 4, 5
@@ -121,6 +126,64 @@ def test_a_verify_keeps_the_state_after_each_node_and_its_last_accepted_one_beco
     scatter_states(layers, kept[None], torch.tensor([2, 0]), torch.tensor([4, -1]), torch.tensor([1, 0]))
     assert torch.equal(layers[0, 2], kept[1, 4])
     assert torch.equal(layers[0, :2], first[:2])
+
+
+DT, DECAYS, SKIP = random(TOKENS, HEADS, seed=2), -random(HEADS, seed=4).exp(), random(HEADS, seed=6)
+
+
+def mamba_written_out(state: Tensor, tokens: list[int]) -> tuple[list[Tensor], list[Tensor]]:
+    """As :func:`written_out`, of Mamba2 with one group."""
+    state, reads, states = state.double(), [], []
+    for at in tokens:
+        steps = torch.log1p((DT[at] + BIAS).double().exp())
+        value, key, query = VALUES[0, at].double(), KEYS[0, at, 0].double(), Q[0, at, 0].double()
+        heads = [
+            state[head] * (steps[head] * DECAYS[head].double()).exp() + steps[head] * torch.outer(value[head], key)
+            for head in range(HEADS)
+        ]
+        state = torch.stack(heads)
+        reads.append(state @ query + SKIP.double().unsqueeze(1) * value)
+        states.append(state)
+    return reads, states
+
+
+def test_a_prefill_of_mamba_tells_states_by_chunks_of_the_batch_and_those_that_are_tracked() -> None:
+    begun, out = random(2, HEADS, V, K), torch.zeros(1, TOKENS, HEADS, V)
+    chunks, behind, tracked = mamba_chunk_scan_combined(
+        VALUES, DT[None], DECAYS, KEYS, Q, 2, D=SKIP, dt_bias=BIAS, cu_seqlens=torch.tensor([0, 3, 5]), out=out,
+        state_dtype=torch.float32, initial_states=begun.clone(), dt_softplus=True, return_varlen_states=True,
+        return_track_states=True, track_seq_idx=torch.tensor([1]), track_end_locs=torch.tensor([4]),
+    )  # fmt: skip
+    first, second = (mamba_written_out(begun[at], tokens) for at, tokens in ((0, [0, 1, 2]), (1, [3, 4])))
+    close(out[0], torch.stack([*first[0], *second[0]]))
+    close(behind, torch.stack([first[1][-1], second[1][-1]]))
+    close(chunks[0], torch.stack([begun[0].double(), first[1][1], second[1][0]]))
+    assert tracked is not None
+    close(tracked[0, 0], second[1][0])
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_a_step_of_mamba_goes_on_from_a_state_or_from_its_node_s_parent(verify: bool) -> None:
+    pool, kept, nodes = random(3, HEADS, V, K), torch.zeros(2, TOKENS, HEADS, V, K), TOKENS if verify else 1
+    first, out = pool.clone(), torch.zeros(1, nodes, HEADS, V)
+    parts = [each[:, :nodes] for each in (VALUES, DT[None, ..., None].expand(-1, -1, -1, V))]
+    told: dict[str, Any] = {
+        "disable_state_update": True, "intermediate_states_buffer": kept, "cache_steps": TOKENS,
+        "intermediate_state_indices": torch.tensor([1]), "retrieve_parent_token": torch.tensor([[0, 0, 0, 1, 2]]),
+    } if verify else {}  # fmt: skip
+    keyed = [each[:, :nodes] for each in (KEYS, Q)]
+    given = [each if verify else each[:, 0] for each in (*parts, *keyed)]
+    spread = DECAYS[:, None, None].expand(-1, V, K), SKIP[:, None].expand(-1, V), BIAS[:, None].expand(-1, V)
+    selective_state_update(
+        pool, *given[:2], spread[0], *given[2:], spread[1], dt_bias=spread[2], dt_softplus=True,
+        out=out if verify else out[:, 0], state_batch_indices=torch.tensor([2]), **told,
+    )  # fmt: skip
+    for path in ([0, 1, 3], [0, 2, 4]) if verify else ([0],):
+        reads, states = mamba_written_out(first[2], path)
+        close(out[0, path], torch.stack(reads))
+        close(kept[1, path] if verify else pool[2:], torch.stack(states))
+    assert torch.equal(pool[:2], first[:2])
+    assert torch.equal(pool[2], first[2]) is verify
 
 
 def test_projections_of_each_key_head_come_apart() -> None:

@@ -1,7 +1,5 @@
 """Bounds for counts of random events, so that a test holds a programme to what it states and to nothing luckier."""
 
-from __future__ import annotations
-
 from scipy.stats import binom
 
 LUCK = 1e-4

@@ -13,8 +13,6 @@ A shell starts background jobs with SIGINT ignored, ``nohup`` its job with SIGHU
 tests of interrupts would wait for ever.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

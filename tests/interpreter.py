@@ -4,8 +4,6 @@ A conftest imports ``device`` to offer it to its folder. Interpreted kernels tak
 small; they also cannot compute with bfloat16, which numpy does not know.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

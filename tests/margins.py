@@ -6,8 +6,6 @@ floats, the largest share of what is allowed that was used, and the test that us
 so under many settings and lists the places that come too near.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

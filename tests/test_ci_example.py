@@ -1,7 +1,5 @@
 """examples/ci: the steps of the action run in a repository, with what GitHub gives them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

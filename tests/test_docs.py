@@ -1,7 +1,5 @@
 """Documents do not name what is not there: files, links, tests, commands, options, targets of make."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from functools import cache

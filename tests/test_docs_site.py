@@ -1,7 +1,5 @@
 """The site of the documents: its navigation names every page once, and what is made of the code is written."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

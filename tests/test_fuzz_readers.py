@@ -5,8 +5,6 @@ and values that have broken readers. Every case may take 2 s of processor time a
 end of pytest's output, says how much it took at most.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path

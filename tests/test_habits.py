@@ -1,7 +1,5 @@
 """What a contributor runs: the Makefile's list of targets, CI's script, and the hooks before a commit."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

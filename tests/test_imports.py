@@ -1,7 +1,5 @@
 """Imports point one way, as docs/architecture.md draws it: nothing knows of what is built upon it."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

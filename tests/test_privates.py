@@ -1,7 +1,5 @@
 """No module outside the engine uses what it keeps to itself: names of the engine that begin with one underscore."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from functools import cache

@@ -3,8 +3,6 @@
 Most sessions run in this process, where an arm's outcome is told by its name; some in a process of theirs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

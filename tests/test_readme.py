@@ -1,7 +1,5 @@
 """Every command of README.md, as it stands there: run, or named here with the reason why not."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The shape of the source: no function is long, and no two public classes have one name."""
 
-from __future__ import annotations
-
 import ast
 from collections import defaultdict
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Tables in different rooms that must name the same things: what is added to one belongs in all of them."""
 
-from __future__ import annotations
-
 import pytest
 
 from specdebug.base.attention_plans import SHIPPED, AttentionPlan

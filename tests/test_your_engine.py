@@ -1,7 +1,5 @@
 """docs/your-engine.md, command by command, in a copy of the folder that it speaks of."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

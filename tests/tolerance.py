@@ -6,8 +6,6 @@ approach to probabilistic rounding error analysis", 2019, with lambda 6), and th
 tolerance is derived here from the operation count, so that it does not hang on the machine where a test was written.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The facts of this machine and installation, examined from a worker so that nothing broken can hurt the caller."""
 
-from __future__ import annotations
-
 import os
 import platform
 import sys

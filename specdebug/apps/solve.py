@@ -1,8 +1,6 @@
 """Solve: from a triaged log to the settings in which its failure may come up here, the most telling first; how what was
 run there fits the log; and what this machine cannot tell."""
 
-from __future__ import annotations
-
 import fnmatch
 import shlex
 from collections.abc import Iterator, Mapping, Sequence

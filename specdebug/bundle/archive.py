@@ -5,8 +5,6 @@ read, digests, format version. Members are never extracted, and only those that 
 a few KiB can unpack to hundreds of MiB, so every reader says how much room it has for what.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

@@ -4,8 +4,6 @@ A scenario cuts its prompts out of the standard library's sources, which differ 
 Only what differs from :class:`WorkloadRequest`'s defaults is written.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from typing import Any

@@ -6,8 +6,6 @@ letter, what a toggle of this installation says. Whatever names a command, a pat
 package's code needs the user's word. What is harmless is listed, and not what is not: what is new is asked for.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any

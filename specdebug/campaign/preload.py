@@ -4,8 +4,6 @@ Never code of ``specdebug.engine`` that a revert could change: it must be found 
 observers and the table of sites hold none.
 """
 
-from __future__ import annotations
-
 from specdebug.workers.pool import PRELOAD as LIBRARIES
 
 PRELOAD = (

@@ -4,8 +4,6 @@ A scenario is first written out: one arm, and every request (or conversation) a 
 dropped alone. Then numbers are made smaller: first all at once, down to the least the engine takes; then those that the
 failure needs, to the geometric mean of what fails and what does not, again and again."""
 
-from __future__ import annotations
-
 import contextlib
 import textwrap
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """``specdebug history``: outcomes by night."""
 
-from __future__ import annotations
-
 import datetime
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Commands that look something up: scenarios, probes, this installation, the settings in force."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

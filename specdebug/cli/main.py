@@ -4,8 +4,6 @@ Exit codes: 0 and 1 answer the question asked, 125 leaves it undecided (``git bi
 the user's to mend (one line, ``error: ...``), 3 is a fault of specdebug itself, 128 and N a signal's.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

@@ -1,7 +1,5 @@
 """``specdebug twins``: the same requests, served in two ways that must not matter."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from specdebug.cli import complete

@@ -6,8 +6,6 @@ the sites and requests that they share, and a request's own decode steps are lai
 and places in the batch may then differ, and floating-point values by rounding: ``rounding.py`` judges with the
 values."""
 
-from __future__ import annotations
-
 import dataclasses
 from array import array
 from collections.abc import Container, Iterator, Mapping, Sequence

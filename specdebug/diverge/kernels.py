@@ -4,8 +4,6 @@
 Imported only when a recorder meets a CUDA tensor; needs Triton.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

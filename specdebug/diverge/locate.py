@@ -8,8 +8,6 @@ failure keeps its name where nothing differs before it is seen, and a probe's fi
 way first. An arm without reverts and faults has no twin: its oracles look after every step, and what they find first is
 where it began, as far as the dense reference can tell. One of another engine is laid beside the same arm on ours."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,8 +1,6 @@
 """Two observers of an engine's run, in its worker: one writes a hash of all that passes the probes' sites, the other
 keeps in full what the first has named. Calls in a graph are noted when it is captured: every replay makes the same."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path

@@ -5,8 +5,6 @@ as likely as each other, and arms that batch otherwise may choose one each. A ch
 right by what that very arm computed; after it the request has no counterpart in the other arm. Not excused are choices
 of sampled requests (they depend on a coin) and tokens of draft heads with an own vocabulary."""
 
-from __future__ import annotations
-
 import dataclasses
 import fnmatch
 import math

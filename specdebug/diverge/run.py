@@ -1,8 +1,6 @@
 """Run two arms, lay their recordings side by side, and look once more at what differs, with its values: an engine
 repeats a run to the bit, so it is fingerprinted first, and run again for the values that differ."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from collections import Counter

@@ -6,8 +6,6 @@ to the end of the step where it can be, and what steps mostly have in common is 
 On a GPU the engine drafts ahead: those calls belong to the next step, unless that computes another batch.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Faults as people write them: an item of a scenario's ``faults:``, or the text after ``--fault``."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Small: a second on one core. The detection matrix runs these from seed to seed, which moves prompts, victims and places.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from specdebug.engine.workers.registry import LINEUP, WorkerEntry

@@ -5,8 +5,6 @@ Frames come in the forms of all printers: Python's tracebacks have the innermost
 backtraces have it first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import NamedTuple

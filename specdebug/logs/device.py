@@ -5,8 +5,6 @@ the context: the error appears at some later call, every call after it fails too
 any more. The device is then *lost*.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,8 +1,6 @@
 """The setting of a failure, as its log has it: the engine that wrote it, its version and flags, the test that failed,
 attention backend, page size, branches, cache hits, reverts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field, fields
 

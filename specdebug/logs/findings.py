@@ -1,8 +1,6 @@
 """The failures found in a log: each once, with its first line and the strongest way in which it is told; and what
 several lines tell together, such as that accept lengths fell, kept as a few numbers whatever the size of the log."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field

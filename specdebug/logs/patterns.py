@@ -4,8 +4,6 @@ Where RE2 is not installed, Python's own engine reads the same patterns. It may 
 readers then look at :data:`SHORT` bytes of a line at most.
 """
 
-from __future__ import annotations
-
 import importlib
 import re
 from collections.abc import Callable, Sequence

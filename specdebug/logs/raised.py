@@ -1,7 +1,5 @@
 """Rules for exceptions, failed assertions, error lines of engines, and failed tests."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 from specdebug.logs.around import Around

@@ -5,8 +5,6 @@ What varies is ``#``: numbers, addresses, identifiers of requests, data in quote
 ``@`` before a place would misread (brackets, quotes, control characters) is replaced or left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum

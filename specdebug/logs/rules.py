@@ -6,8 +6,6 @@ they tell of as a :class:`Hit` with a signature in our own form, ``kind@site``, 
 scenarios and toggles state, or for exceptions and assertions ``kind:words@place``.
 """
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ the others, lines that differ in digits only (times, addresses, process numbers)
 be in the block runs over them once, the strongest first, and a line that a rule has named is not named again.
 """
 
-from __future__ import annotations
-
 import re
 import signal
 from collections import Counter

@@ -23,8 +23,6 @@ Every pass asks from position L-1, and attends to the keys and values that chose
 0 .. L-1. An output lies after the final norm, as the target's hidden state does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

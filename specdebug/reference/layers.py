@@ -5,8 +5,6 @@ Of latent attention nothing is absorbed: every head's keys and values are made f
 section 2.1; DeepSeek-V3, section 2.1). Tensors may carry leading batch axes; ``n`` is the sequence axis throughout.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

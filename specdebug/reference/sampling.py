@@ -5,8 +5,6 @@ Top-p is of what top-k leaves. Some samplers cut by both at once (``joint``, as 
 it): top-p is of the whole distribution then, and leaves more.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

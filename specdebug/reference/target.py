@@ -1,7 +1,5 @@
 """The target model, dense: all positions at once, or step by step over a plain key/value cache."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

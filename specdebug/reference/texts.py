@@ -1,8 +1,6 @@
 """Drafts of each kind that have read a text: heads that go on from their own outputs, layers of multi-token prediction,
 assistants that read the target's keys and values."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

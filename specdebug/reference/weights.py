@@ -1,7 +1,5 @@
 """Checkpoint folders as plain mappings, and drafts joined to the target tensors they borrow."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal
 

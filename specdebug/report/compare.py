@@ -1,7 +1,5 @@
 """Two arms side by side."""
 
-from __future__ import annotations
-
 import dataclasses
 from functools import partial
 

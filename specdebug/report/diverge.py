@@ -1,7 +1,5 @@
 """The place where two arms part, for a terminal and as one JSON document."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

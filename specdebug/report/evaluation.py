@@ -1,7 +1,5 @@
 """An evaluation's result for a person, as a document, and answer by answer."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """Reasons why an arm that should have failed may have passed, and advice on what to try next."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ A package of its own brings one through an entry point of the group ``specdebug.
 format's name, leads to a :class:`ReportFormat`, and then ``--report NAME=FILE`` writes it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

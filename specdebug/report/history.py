@@ -1,7 +1,5 @@
 """Outcomes by night for a reader: what is new in the last one, and a plot of each thing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the processes of a hooked run told, in lines on stderr and as a document."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any

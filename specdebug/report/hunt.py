@@ -1,7 +1,5 @@
 """Reports of a hunt: they say what was searched and found, on a terminal, as data, and as a page for an issue."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -4,8 +4,6 @@ Formats: "Workflow commands for GitHub Actions", GitHub Docs. Unlike the summary
 versions and the command line, and no path of this machine.
 """
 
-from __future__ import annotations
-
 import html
 import os
 import platform

@@ -1,7 +1,5 @@
 """Mutants for a person, and as plain data: the progress, the score by file and operator, the survivors."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass

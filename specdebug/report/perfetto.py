@@ -8,8 +8,6 @@ injections, requests that finished or were retracted).
 Format: "Trace Event Format", Google, 2016; times are in microseconds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

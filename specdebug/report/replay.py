@@ -1,7 +1,5 @@
 """A replay: of one scenario, of several, and each of its arms."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The answer to a red log, for a terminal, as a page of all stages, and as one JSON document."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any

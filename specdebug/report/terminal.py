@@ -4,8 +4,6 @@ Names, signatures and commands are there to be searched for and copied: nothing 
 words only. What has no room even in a block runs over the terminal's edge in one piece.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

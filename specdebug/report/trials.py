@@ -1,7 +1,5 @@
 """The shared part of reports of searches: where they go on, their trials, and what the trials left."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

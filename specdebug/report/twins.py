@@ -1,7 +1,5 @@
 """Reports of twins: a row for each relation, and of each that is broken where the two sides part."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Fixes verified by a command: a row a fix, why one is not live, and how to see each failure again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

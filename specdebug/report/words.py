@@ -1,7 +1,5 @@
 """Phrases that several reports share, and text from elsewhere (a name, a message, a log) made fit to be shown."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Sequence

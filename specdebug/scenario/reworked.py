@@ -1,8 +1,6 @@
 """The requests of a workload served otherwise, in ways that must not matter: one by one, turned round, a second time,
 beside others that are aborted, with an empty cache. What each asks stays as it is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 

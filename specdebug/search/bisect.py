@@ -4,8 +4,6 @@
 the fewest members is taken, and of these the one whose members come first in the order of the candidates, which the
 seed draws. A climb takes, of equally good flips, one that switches a candidate off, and then the first candidate."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 from collections.abc import Collection, Sequence

@@ -7,8 +7,6 @@ the rate is near the one claimed, that can take arbitrarily many runs.
 says which. At a rate of at most 5%, or of at least 20%, it errs with probability at most 1 - confidence. In between
 either may be the answer, so it always ends; at both rates it takes about half the runs of a test of fixed size."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass, replace

@@ -10,8 +10,6 @@ the distribution is flatter or steeper than it should be, or its temperature for
 Reference: Ramdas, Grunwald, Vovk, Shafer, "Game-theoretic statistics and safe anytime-valid inference" (2023).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -11,8 +11,6 @@ rate for all n at once with probability at least 1 - a (Robbins, "Statistical me
 logarithm", 1970; Howard, Ramdas, McAuliffe and Sekhon, "Time-uniform, nonparametric, nonasymptotic confidence
 sequences", 2021)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

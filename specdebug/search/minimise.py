@@ -4,8 +4,6 @@ The method is that of probabilistic delta debugging (Wang et al., ESEC/FSE 2021)
 shifts probabilities by its likelihood ratio. The search is a function of what its trials show, in the order of their
 numbers: with these kept, it goes on where it was stopped."""
 
-from __future__ import annotations
-
 import fnmatch
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ What counts as taken away is the largest set that has failed as it should and is
 what is gone. Promises and probabilities are compared by their levels (``base.reproducible``): of equal promises the one
 that takes away least is taken, then the first to have come up; of equally probable elements, the first."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

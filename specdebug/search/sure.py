@@ -4,8 +4,6 @@ A run is a function of its seed. So a candidate that passes with a seed that has
 that fails with it lacks nothing. That this is no luck of the seed, another shows of what is left; if it passes, it
 takes the first one's place."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -8,8 +8,6 @@ a probe's with it, is printed by the driver. :func:`explained` puts the two toge
 of a device's failures, here is what follows from them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

@@ -8,8 +8,6 @@ device, which ``stack`` ends. ``machine`` comes from the fork server, too, in a 
 there is one ``injected`` for each injection, and an ``unfired``, at the end, of each that never fired.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -4,8 +4,6 @@ What is found in outputs is located before it is reported (``diverge/locate.py``
 ``mismatch@draft_extend.logits``. Searches count what was found, so one expectation may state both.
 """
 
-from __future__ import annotations
-
 import fnmatch
 from collections.abc import Sequence
 

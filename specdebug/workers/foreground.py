@@ -1,7 +1,5 @@
 """Run a command on this terminal. It is imported alone for ``specdebug run -- CMD``, whose start must cost little."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

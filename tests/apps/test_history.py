@@ -1,7 +1,5 @@
 """Nights in a folder: what is kept of a document, what the last night is held against, and how it ends."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

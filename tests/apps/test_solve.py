@@ -1,7 +1,5 @@
 """Which settings a log leads to, how what was run fits it, and what of it this machine cannot tell."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

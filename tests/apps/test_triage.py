@@ -1,7 +1,5 @@
 """Which fixes a log makes one think of, and which it rules out."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Without a GPU the kernels run under Triton's interpreter, which has to be chosen before Triton is imported.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Checks of a tensor against numpy and at the edges of types, and the jobs that kernels get."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

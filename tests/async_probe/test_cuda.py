@@ -1,7 +1,5 @@
 """Probes on a GPU: no synchronisation, captured and replayed, and an assertion that kills the context."""
 
-from __future__ import annotations
-
 import math
 import os
 import subprocess

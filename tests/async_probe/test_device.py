@@ -1,7 +1,5 @@
 """A GPU's ring: rooms, replays, and several tensors in one launch. Without a GPU under Triton's interpreter."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable

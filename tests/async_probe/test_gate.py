@@ -1,7 +1,5 @@
 """Which probe does what, and that what an assertion says can be read back."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

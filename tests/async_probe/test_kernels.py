@@ -1,7 +1,5 @@
 """The kernels against ``checks.parts``: on a GPU as they are, without one under Triton's interpreter."""
 
-from __future__ import annotations
-
 import math
 import os
 

@@ -1,7 +1,5 @@
 """The four probes, in both modes and compiled, on everything a model can hand them."""
 
-from __future__ import annotations
-
 import math
 import os
 import subprocess

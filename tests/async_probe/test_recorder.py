@@ -1,7 +1,5 @@
 """Rows come out as findings in program order; rings that are full, several, or of too many entries."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Sites are read from the source, and one that cannot be read is an error."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

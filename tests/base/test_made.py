@@ -1,7 +1,5 @@
 """Checkpoints that are made: the same each time, whole or not at all, with successors, and drafts cut from targets."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Bundles made without running an engine."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -1,8 +1,6 @@
 """A bundle's run and its repetition: exact, other by rounding, or different. The engine is a stand-in that says what it
 chose; the choices are weighed for real, by the shipped models."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The container: what is written can be read, and nothing else can."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

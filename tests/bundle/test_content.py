@@ -1,7 +1,5 @@
 """What a bundle says is what was run, and a bundle that says something else is refused."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Where two traces part."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, replace
 from typing import Any

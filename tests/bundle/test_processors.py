@@ -5,8 +5,6 @@ are the same, and so is the trace but for such choices and what follows from the
 has been seen to differ anywhere; in half precision some do.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache

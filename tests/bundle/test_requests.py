@@ -1,7 +1,5 @@
 """Planned requests survive the trip, and only planned requests are read."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

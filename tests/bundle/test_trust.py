@@ -1,7 +1,5 @@
 """A stranger's bundle gets nothing unasked: no code, command, path, URL, variable or other package's part."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Parts taken away from a scenario: its requests, its numbers, and the file that the rest is written to."""
 
-from __future__ import annotations
-
 import textwrap
 from collections import deque
 from dataclasses import replace

@@ -5,8 +5,6 @@ command SIGNAL and waits to be killed. A SIGINT comes while the command waits fo
 every line of its report. FOLDER gets a file for every worker, named by its process id.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import os

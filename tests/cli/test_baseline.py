@@ -1,7 +1,5 @@
 """``--save-baseline`` and ``--baseline``, on a draft that goes bad and leaves every output as it was."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``specdebug bisect`` as a user meets it: the answer, what is kept, and how every kind of trouble ends."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

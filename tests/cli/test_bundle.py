@@ -1,7 +1,5 @@
 """``specdebug bundle`` and replaying what it wrote, with the real engine."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import replace

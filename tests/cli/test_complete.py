@@ -1,7 +1,5 @@
 """What a shell is offered: lines are completed in one process, in which nothing heavy can be imported."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A configuration file and the command line: which of them counts, and what ``specdebug config`` says."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """``specdebug engines``: what is there, what is not, and what is removed. Installing itself is in tests/engines."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``specdebug eval``: options over the file, exit codes, the report, the document and the file of answers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

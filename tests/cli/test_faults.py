@@ -1,7 +1,5 @@
 """``specdebug faults`` and ``replay --fault`` as a user meets them."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

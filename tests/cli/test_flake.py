@@ -1,7 +1,5 @@
 """``specdebug flake`` as a user meets it, over a command that fails as told."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Whole runs of the real engine through the command line: one small scenario, several readers."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

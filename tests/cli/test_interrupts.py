@@ -3,8 +3,6 @@
 Workers are stand-ins, so that signals come at points that are known: see ``signalled.py``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """specdebug toggles mine: fixes in git become toggles, or the reason is told."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

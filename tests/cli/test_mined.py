@@ -1,7 +1,5 @@
 """A fix that no toggle has is mined from a checkout for one run: ``run`` and ``replay`` with ``--repo``."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

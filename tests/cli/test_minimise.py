@@ -1,7 +1,5 @@
 """``specdebug minimise`` as a user meets it: a scenario that replays, what is kept, and every way to end."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

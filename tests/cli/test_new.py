@@ -1,7 +1,5 @@
 """specdebug new: what it writes is right as it stands, and is found by editors; and the hooks that check content."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -1,7 +1,5 @@
 """A device that this machine does not have is no verdict, 125, whichever command asks for it, and said in a line."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

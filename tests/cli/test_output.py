@@ -1,7 +1,5 @@
 """Result files are written whole or not at all; errors go to stderr or nowhere."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

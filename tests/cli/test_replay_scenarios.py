@@ -1,7 +1,5 @@
 """``replay`` of several scenarios, of a selection, and of what failed last; mostly with workers that are played."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

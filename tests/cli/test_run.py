@@ -1,7 +1,5 @@
 """``specdebug run`` as a user meets it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """``specdebug serve`` as far as it goes without serving: what it refuses, and what it does not import."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

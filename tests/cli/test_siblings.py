@@ -1,7 +1,5 @@
 """specdebug toggles siblings: of a toggle, or of a fix that a checkout has."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``specdebug solve`` as a user meets it: which stages run, what is kept of them, and how every ending is told."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path

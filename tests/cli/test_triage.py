@@ -1,7 +1,5 @@
 """``specdebug triage`` as a user meets it."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """``specdebug twins``, for real: sound engines hold, and what is planted is named by the relation that sees it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

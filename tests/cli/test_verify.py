@@ -1,7 +1,5 @@
 """``specdebug toggles verify -- CMD``, in a folder with a package, its fixes and a job."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

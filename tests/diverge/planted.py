@@ -1,7 +1,5 @@
 """Bugs planted in the engine's source, all of them seen as wrong tokens, each with the place where it begins."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

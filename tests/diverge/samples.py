@@ -1,7 +1,5 @@
 """What several tests of recordings are made on."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

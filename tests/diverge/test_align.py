@@ -1,7 +1,5 @@
 """Two recorded runs side by side, made up by hand."""
 
-from __future__ import annotations
-
 import dataclasses
 from array import array
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Recording on a GPU: what passes in graphs, without a wait, and the answers of the CPU. Native only."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator

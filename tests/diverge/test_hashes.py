@@ -1,7 +1,5 @@
 """Hashes on the host, and sums on a device: by torch, by the kernel (interpreted, without a GPU), on their way."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Where failures began that were seen in outputs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The recorder around an engine that is made up: what it writes, and that it listens behind earlier observers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The file between worker and parent: what is written is read, to the last whole record."""
 
-from __future__ import annotations
-
 from array import array
 from pathlib import Path
 from tempfile import TemporaryDirectory

@@ -1,7 +1,5 @@
 """What is rounding and what is the divergence, with the values in hand. The runs are made up, the model is shipped."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path

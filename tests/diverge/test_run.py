@@ -1,7 +1,5 @@
 """Looking at what differs runs both arms once more; a machine that fails then leaves nothing to look at."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Short ways to build an engine, run it to the end, look at what it did, and break it."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 import textwrap

@@ -1,7 +1,5 @@
 """The scheduler and its memory driven by a model whose next token is a function of the tokens before it."""
 
-from __future__ import annotations
-
 import zlib
 from typing import Any
 

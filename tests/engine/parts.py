@@ -5,8 +5,6 @@ token as well. Sharing a slot between prompts that differ, reading a released sl
 as a wrong number, with no model at all.
 """
 
-from __future__ import annotations
-
 import zlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Engine options: every check with its place, defaults, and the sizes derived from them."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

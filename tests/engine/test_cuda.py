@@ -1,7 +1,5 @@
 """The engine on a GPU: the same tokens as on a CPU, graphs or not, and one wait a step. Native only."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The same configuration, requests and seed give the same steps, in this process and in others."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """Crossing between host and device: same values on both sides; reports of long work reach every listener."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Beginning the next step before this step's tokens are read, as a GPU engine does; here on a CPU."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

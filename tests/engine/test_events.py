@@ -1,7 +1,5 @@
 """What an engine tells those who observe it, and in which order."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """An engine of a model with latent attention: what it serves, stores and shows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -4,8 +4,6 @@ The configurations are those of ``benchmarks/lossless``, here on random checkpoi
 or not, and a DeepSeek target with experts. Hypothesis chooses, and makes small what fails.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The table of sites, held against the probe calls in the source and against what passes in runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Stop strings are found after the very token that completes one, whatever the tokenizer, looking at few tokens."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from pathlib import Path

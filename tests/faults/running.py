@@ -1,7 +1,5 @@
 """Run an arm with faults in this process: a second where a worker would take several."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

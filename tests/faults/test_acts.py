@@ -1,7 +1,5 @@
 """Acts on memory that is made for them: what they leave alone."""
 
-from __future__ import annotations
-
 import random
 from types import SimpleNamespace
 from typing import Any

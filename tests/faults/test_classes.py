@@ -1,7 +1,5 @@
 """Every class, in its minimal scenario: it does what it says, leaves it in the ledger, and has the stated effect."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """When faults fire, what the ledger keeps of them, and what is said of those that did nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -5,8 +5,6 @@ package. Kinds *by command* run a whole command line in this process: then no tr
 the README may come of it, which for an error of the file is 2.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gzip

@@ -7,8 +7,6 @@ kernel's stand behind them, for a reader that never returns to be measured: no m
 that waits. So this runs in a process of its own.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

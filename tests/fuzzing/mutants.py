@@ -4,8 +4,6 @@ Half of those of a document (JSON, YAML, or lines with JSON in them) have a few 
 formed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import json

@@ -1,7 +1,5 @@
 """Every test starts and ends without an observer. Needs Triton's interpreter, which ``tests/conftest.py`` asks for."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Small Triton kernels, one for each way in which an address comes about."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -1,7 +1,5 @@
 """Accesses of interpreted kernels, held against the tensors, rows and pointers that they were given."""
 
-from __future__ import annotations
-
 import ctypes
 from pathlib import Path
 

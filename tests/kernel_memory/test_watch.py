@@ -1,7 +1,5 @@
 """What a watch tells of slots that nothing has written, and of static buffers that an earlier replay wrote."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """The plain way to read a log: line by line, every rule in turn. The reader must say the same."""
 
-from __future__ import annotations
-
 from specdebug.logs.rule import Hit
 from specdebug.logs.rules import FINDERS, RULES, named
 

@@ -1,7 +1,5 @@
 """Error lines of public reports are named as a person names them, but for the misses that are listed."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.triage_corpus import CORPUS, HALVES, Report, reports

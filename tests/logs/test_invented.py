@@ -1,7 +1,5 @@
 """Logs in the forms of each engine and of each test runner, made up, are named as a person names them."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Of a log, the line that says what its process died of."""
 
-from __future__ import annotations
-
 from specdebug.logs.scan import last_words
 
 SGLANG = """\

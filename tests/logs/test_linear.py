@@ -1,7 +1,5 @@
 """The time a log takes is linear in its bytes: by the engine of every pattern, and by how often it is asked."""
 
-from __future__ import annotations
-
 import ast
 import base64
 import importlib

@@ -1,7 +1,5 @@
 """Failures of the same kind get the same name, whatever their output says around it."""
 
-from __future__ import annotations
-
 import pytest
 
 from specdebug.logs.scan import name_of, scan_bytes

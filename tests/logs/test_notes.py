@@ -1,7 +1,5 @@
 """What several lines tell together."""
 
-from __future__ import annotations
-
 import pytest
 
 from specdebug.logs.scan import BLOCK, scan_bytes

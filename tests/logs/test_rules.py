@@ -1,7 +1,5 @@
 """What single lines tell of."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

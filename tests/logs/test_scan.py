@@ -1,7 +1,5 @@
 """Reading logs: real ones, our own, huge ones, and what is no text."""
 
-from __future__ import annotations
-
 import io
 import tracemalloc
 from collections.abc import Iterator

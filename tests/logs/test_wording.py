@@ -1,7 +1,5 @@
 """Words in names: the same in every run, short, and safe."""
 
-from __future__ import annotations
-
 import pytest
 
 from specdebug.logs.rule import asserted_in, expression_of, message_of

@@ -9,8 +9,6 @@ The first signal comes from the worker (or from the command under test, if that 
 command waits for its workers to be gone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

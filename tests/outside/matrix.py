@@ -3,8 +3,6 @@
 The one declaration that ``test_outside.py`` plays for real and ``tools/outside.py`` makes ``docs/interruptions.md`` of.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

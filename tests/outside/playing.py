@@ -1,7 +1,5 @@
 """Play one command line under one condition, in processes of its own, and say what became of it."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource

@@ -1,7 +1,5 @@
 """Whatever happens to a command from outside, it ends as ``matrix.py`` declares, and what it had come to is told."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

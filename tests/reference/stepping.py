@@ -1,7 +1,5 @@
 """A head that drafts one position of its chains, with a cache that holds what each of them attends to."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

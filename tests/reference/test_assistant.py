@@ -1,7 +1,5 @@
 """The frozen-KV assistant against the plain reading: one chain at a time, over keys and values it did not write."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

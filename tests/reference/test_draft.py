@@ -1,8 +1,6 @@
 """The unrolled head against the plain reading of EAGLE: one chain at a time, one token at a time. So it is with a
 next-n layer of DeepSeek's that is used as a head."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Drafts after many prefixes at once, against one prefix at a time whose branches keep what was written in them."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass, field
 from itertools import pairwise

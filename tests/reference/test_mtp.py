@@ -1,7 +1,5 @@
 """Layers of multi-token prediction against the plain reading: one row at a time, a fresh cache for every chain."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The target against transformers, its config, and which tokens sampling keeps."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Drafts of layers and of assistants after many prefixes at once, against one prefix at a time."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

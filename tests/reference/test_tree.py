@@ -1,7 +1,5 @@
 """How a path stands with a draft tree, against trees that are grown plainly: every path by itself, all of it again."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Reports of the other ways in which commands end, beside those of ``gallery.py``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A report of every command, made of names that the caller chooses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

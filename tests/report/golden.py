@@ -4,8 +4,6 @@ Of the report in ``gallery.py`` a text has every format, of the other endings wh
 of these files sees what a change does to each of them.
 """
 
-from __future__ import annotations
-
 import re
 import tempfile
 from collections.abc import Iterator

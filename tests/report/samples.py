@@ -1,7 +1,5 @@
 """Results to make pages of, and a reader that holds a page to its rules."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable

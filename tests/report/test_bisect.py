@@ -1,7 +1,5 @@
 """Words of a search for the first bad commit or release."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Runs of the embedded engine, of the reference and on a server are made here, by 
 SGLang and of vLLM were written down by ``tools/record_run.py``.
 """
 
-from __future__ import annotations
-
 import html
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The head of a page: what failed, its fixes, its links and the commands to run next."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The formats of a report: what is marked, counted, escaped and bounded. Their wording is in tests/golden/."""
 
-from __future__ import annotations
-
 import dataclasses
 import html
 import re

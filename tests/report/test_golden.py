@@ -1,8 +1,6 @@
 """The wording of every command is that of tests/golden/ and of the documents' transcripts; ``python tools/golden.py
 --docs`` writes it anew."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Whatever the width of the terminal, a name is found whole in one line, and no text does more than be read."""
 
-from __future__ import annotations
-
 import io
 import os
 from unittest import mock

@@ -1,7 +1,5 @@
 """Progress on stderr: drawn anew on a terminal that may go away, lines elsewhere."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

@@ -1,7 +1,5 @@
 """A reference asked about texts: the dense model, and transformers' of the same checkpoint."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

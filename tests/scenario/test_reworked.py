@@ -1,7 +1,5 @@
 """The same requests, served otherwise: who comes when, and what stays."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A distribution in a folder of its own, as pip would leave it, and the command line with that folder on its path."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """An attention plan from outside: a package in a folder of its own, which specdebug finds by its entry point alone."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 

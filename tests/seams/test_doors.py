@@ -1,7 +1,5 @@
 """What another distribution adds, each found by its entry point alone: an algorithm, an oracle, a target, a format."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -8,8 +8,6 @@ Run it under other settings (``OPENBLAS_CORETYPE=Haswell``, ``NPY_DISABLE_CPU_FE
 or elsewhere and compare. ``trials`` is of what was chosen, ``bits`` of the probabilities behind it, to the last bit.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import itertools

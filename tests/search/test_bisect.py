@@ -1,7 +1,5 @@
 """Searches over sets and over commits: answers, held to the probability they state, and the design of trials."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """Claims: how they are read, what decides them, and how seldom that is wrong."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

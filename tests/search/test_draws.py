@@ -1,7 +1,5 @@
 """The test of draws: silent over many runs of a sound sampler, and quick with one that is not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import deepcopy
 

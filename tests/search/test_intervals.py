@@ -1,7 +1,5 @@
 """Intervals: known values, invariants, and that they hold what they say."""
 
-from __future__ import annotations
-
 import math
 import random
 

@@ -1,7 +1,5 @@
 """The filter against a sum over every hypothesis, rate and course of periods."""
 
-from __future__ import annotations
-
 from itertools import pairwise, product
 
 import numpy as np

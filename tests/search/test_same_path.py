@@ -1,7 +1,5 @@
 """A search takes the same path under every processor's instructions, BLAS kernels and thread counts."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The census of upstream's fixes takes facts from checkouts, and renews only the rows of engines that are named."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

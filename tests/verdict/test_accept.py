@@ -1,7 +1,5 @@
 """Samples of accept lengths: how far a sound run may lie from them."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -1,7 +1,5 @@
 """CUDA's own words, in every wrapping they come in."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """What the parent makes of a worker's events, finished or cut short."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

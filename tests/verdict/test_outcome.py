@@ -1,7 +1,5 @@
 """The verdict table, the rule that names a failure, and the trip through JSON."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Where two servings part, and what a reference's word makes of it."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

@@ -4,8 +4,6 @@ which holds a score and an accept length against that.
 Its keys are declared as a scenario's are (``base/schema.py``), and ``target`` and ``engine`` are a scenario's own.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Sequence

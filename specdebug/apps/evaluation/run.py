@@ -1,7 +1,5 @@
 """An evaluation from outside: read the questions, have them answered in a worker, keep every answer, judge them all."""
 
-from __future__ import annotations
-
 import pickle
 import time
 from collections.abc import Mapping, Sequence

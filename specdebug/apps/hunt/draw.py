@@ -1,8 +1,6 @@
 """Scenarios drawn from a seed and a number, for an engine that has some options and lacks others: a few groups of
 requests, of kinds that have found bugs. Several scenarios in a row share an engine, which starts one server."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

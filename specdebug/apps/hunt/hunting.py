@@ -1,8 +1,6 @@
 """Run drawn scenarios one after another, here or on a cluster, keep what became of each, and write those that fail to
 files."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import platform

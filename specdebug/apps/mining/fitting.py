@@ -5,8 +5,6 @@ rest of their module, and in functions of the same name in any other. Names that
 each stands for one other throughout, and most of the names there are the same. The replacement is renamed with them.
 """
 
-from __future__ import annotations
-
 import keyword
 import re
 from collections.abc import Iterator, Mapping, Sequence

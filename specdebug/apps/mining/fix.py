@@ -1,7 +1,5 @@
 """A fix as git has it: its number, its subject, and the edits that take it back."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

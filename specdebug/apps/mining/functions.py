@@ -1,7 +1,5 @@
 """Functions of different names are compared by what they share: words, names written and called, operands, forms."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import Counter

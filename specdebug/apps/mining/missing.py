@@ -1,7 +1,5 @@
 """Which known fixes a release has, by its lines: those of the fix are there, or those that stood there before."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Look for a scenario that shows a mined fix on an engine: sound with it, failing without."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ engine. A function is likened to the code before the fix by its syntax tree, and
 told. Names count by how rare their words are, calls by how few functions make them.
 """
 
-from __future__ import annotations
-
 import ast
 import heapq
 from collections import Counter

@@ -1,7 +1,5 @@
 """What to look for where a fix is lacking: the names, operands and statements of the code before it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """A mined toggle as a file: facts of the fix, its edits, and what is known to show it."""
 
-from __future__ import annotations
-
 import ast
 import re
 import textwrap

@@ -1,7 +1,5 @@
 """The mutants of an engine: each one change of one function, as a patch with an id that says where and what."""
 
-from __future__ import annotations
-
 import ast
 from collections import Counter
 from collections.abc import Sequence

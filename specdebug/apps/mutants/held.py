@@ -1,8 +1,6 @@
 """Listeners in a release's worker: one tapes what passes the sites of the sound engine, the other holds against that
 what passes with a mutant. So nothing but the first difference of a mutant's run has to be kept."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field

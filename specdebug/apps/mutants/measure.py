@@ -1,8 +1,6 @@
 """The measurement: draw mutants, run them, count. A function of its journal, like every search; but no mutant is chosen
 by what became of others, so they are run as workers come free, and a slow one holds up none."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 import tempfile

@@ -1,8 +1,6 @@
 """The operators: small faults that people make, each made at every place of one function where it could be. Nothing is
 changed that only checks, explains or watches: raises, assertions, messages, probes and observers."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A recorder for engines that may be broken in any way: what confuses it ends the recording, and not the run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -8,8 +8,6 @@ the client has taken the one before, of all that is new by then: of a client tha
 than one event waits.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

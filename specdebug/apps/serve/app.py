@@ -5,8 +5,6 @@ there shows. A page whose name was made to lead here (DNS rebinding) is told by 
 ``Origin`` and ``Sec-Fetch-Site``, which pages cannot set themselves.
 """
 
-from __future__ import annotations
-
 import hmac
 import ipaddress
 import re

@@ -1,7 +1,5 @@
 """The bodies of ``/generate`` and of OpenAI's two routes, with the fields that SGLang adds to those."""
 
-from __future__ import annotations
-
 import uuid
 from array import array
 from collections.abc import Mapping, Sequence

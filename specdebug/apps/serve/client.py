@@ -5,8 +5,6 @@ work (the watchdog kills it), or the front is told to end. Each ends every open 
 comes after finds the engine dead.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

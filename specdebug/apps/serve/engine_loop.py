@@ -6,8 +6,6 @@ is told and the engine goes on. The books of memory are checked when nothing is 
 engine ends the process, for the state that it left is unknown: it is told as a violation first.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import socket

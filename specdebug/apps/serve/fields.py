@@ -3,8 +3,6 @@
 JSON's null counts as a field that is not there, as it does for SGLang and OpenAI.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar

@@ -1,7 +1,5 @@
 """The routes that generate: ``/generate``, SGLang's own, and OpenAI's two as the ``openai`` client uses them."""
 
-from __future__ import annotations
-
 import time
 from abc import abstractmethod
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The routes that say how the server is, ``/metrics`` among them, and those that tell it to do something else."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

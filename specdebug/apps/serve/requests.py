@@ -7,8 +7,6 @@ nothing waits for ever. Where long ones hold every place, the one that is due la
 earlier, once it has had its turn; the engine has its KV cached and goes on with it when a place is free.
 """
 
-from __future__ import annotations
-
 import asyncio
 import heapq
 import time

@@ -1,7 +1,5 @@
 """Start the front and the engine, and end both: by a signal, or because the engine cannot be built as asked."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ctypes

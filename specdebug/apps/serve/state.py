@@ -1,7 +1,5 @@
 """What all routes know: the engine, its options, the model's texts, and the server's own settings."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A model's tokenizer and chat template as the front uses them, and the text of a request, which grows by tokens."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a pair's two outcomes come to, once a reference was asked where they part."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple

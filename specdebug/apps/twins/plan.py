@@ -1,7 +1,5 @@
 """Which twins of a scenario are run, and how: an arm as it is, and beside it the same arm in each other way."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -1,8 +1,6 @@
 """Run pairs of twins, compare them, and lay the runs of those that are broken beside each other for the first tensor
 that differs."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

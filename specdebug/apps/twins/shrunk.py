@@ -1,7 +1,5 @@
 """Trials of a scenario of which something was taken away: each is a pair of twins."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """A broken twin in words: what each side has, and what a reference says of it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from specdebug.apps.twins.judge import JudgedPair

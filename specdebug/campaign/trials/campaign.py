@@ -6,8 +6,6 @@ are at least ``2 * capacity - 1`` before it: so the same results give the same t
 and resumed. A slow trial delays others only so many ahead of it.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 
 Commands run as process groups of their own, so that nothing of them is left when they are over or unwanted."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

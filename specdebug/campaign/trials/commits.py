@@ -3,8 +3,6 @@
 A trial's set holds the commit that is checked out, or nothing for the good one. Only first parents are followed. Files
 that the repository ignores (what was built) stay in a worktree as it goes from commit to commit."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,8 +1,6 @@
 """Trials of a scenario on one engine after another: releases that are installed, or commits of a checkout, beside the
 dependencies of one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

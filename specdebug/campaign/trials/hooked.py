@@ -2,8 +2,6 @@
 fixes and counts that their lines ran. One look, a run with nothing reverted, says which packages the job imports, and
 with that which fixes can be tried."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence

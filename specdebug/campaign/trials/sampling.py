@@ -1,7 +1,5 @@
 """Measure a failure rate: the same trial over and over, with fresh seeds, until a rule says that it is enough."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass

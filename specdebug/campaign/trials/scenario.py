@@ -1,7 +1,5 @@
 """A source whose trials are one arm of a scenario, run warm, each with something changed."""
 
-from __future__ import annotations
-
 import json
 import platform
 from abc import ABC, abstractmethod

@@ -4,8 +4,6 @@ A test that fails at random whatever is switched on can spell a culprit by chanc
 nothing switched on (:data:`CONTROL`) are run until, if they failed as often as with the culprit, one would have shown
 it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass

@@ -3,8 +3,6 @@
 Facts by name: the files that a command names, the git working trees (or code) that these and its folder lie in, and the
 packages of its interpreters. A value is text for a reader, and behind ``#`` a digest of what the text does not tell."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import itertools

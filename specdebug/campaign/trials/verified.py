@@ -1,7 +1,5 @@
 """Fixes verified by a command: it passes with nothing reverted, and fails at least once with each of them reverted."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

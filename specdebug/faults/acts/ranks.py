@@ -2,8 +2,6 @@
 otherwise than the others do, and what a server that prefills hands over. ``shot.view.ranks`` has the ranks
 (``targets/sglang/ranked.py``)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from specdebug.faults.model import NotHere, Shot, fault_class

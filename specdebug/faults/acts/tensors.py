@@ -1,7 +1,5 @@
 """Damage to what passes a probe's site: logits, tokens, positions, what is accepted, padding rows of a replay."""
 
-from __future__ import annotations
-
 import math
 
 from specdebug.engine.sites import SITES

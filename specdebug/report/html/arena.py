@@ -1,7 +1,5 @@
 """An arena with an overrun: its buffers as boxes in order, and what was reached outside of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

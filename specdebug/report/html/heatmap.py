@@ -1,7 +1,5 @@
 """The detection matrix: of every class of faults, how often each detector saw it, and how soon."""
 
-from __future__ import annotations
-
 from markupsafe import Markup
 
 from specdebug.report.faults import Cell, DetectionMatrix

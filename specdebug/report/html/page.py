@@ -1,7 +1,5 @@
 """A report as a page: style and script inside, and a policy that forbids it to load or run anything else."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import platform

@@ -1,7 +1,5 @@
 """One step of the engine as a row of boxes: where the first wrong thing was seen, and where its consequences were."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from markupsafe import Markup

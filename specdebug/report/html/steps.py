@@ -3,8 +3,6 @@
 Several steps in a row are drawn as one span where there are many.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """SVG by hand: elements with everything escaped, scales, ticks, the frame that plots stand in, and thinning out."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The draft tree of the first wrong step, with the path that the verify accepted."""
 
-from __future__ import annotations
-
 from markupsafe import Markup
 
 from specdebug.report.html import svg

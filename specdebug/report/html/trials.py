@@ -1,7 +1,5 @@
 """Plots over trials: the posterior of a search, and a failure rate with the confidence sequence around it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal

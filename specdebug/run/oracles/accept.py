@@ -1,7 +1,5 @@
 """Accept length: of a cache hit at least that of the same prompt cold, and of every group at least a floor."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate
 

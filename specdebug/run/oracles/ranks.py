@@ -1,8 +1,6 @@
 """Ranks: those that compute the same agree, step by step, in what is replicated, and all that share a group in the
 collectives that they enter. The engine compares nothing itself: ranks that part go on until tokens or shapes differ."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ A wrong logit need not turn a token, and a token that it turns does not say whic
 computed is kept for its most likely tokens, and compared when the request ends, or goes on and is looked at.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

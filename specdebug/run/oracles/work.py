@@ -5,8 +5,6 @@ order, once; no step is idle while requests run; and a prefix that is certain to
 these gives the same tokens, only later.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

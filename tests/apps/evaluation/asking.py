@@ -1,7 +1,5 @@
 """Evaluations of a few questions, their worker in this process."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Evaluations' files: the shipped one, what they may hold, and what is wrong with one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Questions from disk: MMLU's CSV with and without a head, its folder, JSON lines; and what is wrong with them."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

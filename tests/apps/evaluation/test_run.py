@@ -1,7 +1,5 @@
 """An evaluation from the questions to the verdict, on the engine itself and on a server in front of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The worker's side: what goes wrong while it asks, as events that the parent understands."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What is kept of a failure: its bundle, the log of its server, and a page without a path of this machine."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

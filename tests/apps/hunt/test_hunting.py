@@ -1,7 +1,5 @@
 """Which scenarios of a hunt run at the same time, and what every one of them has."""
 
-from __future__ import annotations
-
 import pickle
 from functools import partial
 from pathlib import Path

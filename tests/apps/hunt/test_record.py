@@ -1,7 +1,5 @@
 """The record of a hunt: what is kept, what is read again, and whose it is."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A hunt that serves scenarios a second time, and what it keeps of a twin that is broken."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A checkout of a toy engine, whose commits are made by the test."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

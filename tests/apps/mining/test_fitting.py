@@ -1,7 +1,5 @@
 """Edits of a fix are fitted to a release by their words: moved, renamed, broken into other lines; or refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A fix in git is read: its number, what takes it back, what is left out."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Whether a release has a fix is told by its lines."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What shows a fix is looked for among scenarios: it fails without the fix and passes with it."""
 
-from __future__ import annotations
-
 from specdebug.apps.mining.prove import Proving, closest_first
 from specdebug.campaign.preload import PRELOAD
 from specdebug.scenario.library import Library

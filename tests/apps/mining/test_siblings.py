@@ -1,7 +1,5 @@
 """Places that look like the code before a fix are found by its syntax tree, each with its reasons."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a mined toggle says is right as the registry reads it, and has the facts of its fix."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from specdebug.apps.mining.fix import fix_of

@@ -1,7 +1,5 @@
 """Mutants of the engine: each is one patch that fits, under a name of its own."""
 
-from __future__ import annotations
-
 import ast
 import textwrap
 from pathlib import Path

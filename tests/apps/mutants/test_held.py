@@ -1,7 +1,5 @@
 """A release's tensors are held against the sound engine's tape: what counts as another result, and what as none."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from types import SimpleNamespace

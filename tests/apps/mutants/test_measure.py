@@ -1,7 +1,5 @@
 """The draw, and small measurements for real: what is caught, what survives, and what is known after a stop."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

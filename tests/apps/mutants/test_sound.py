@@ -1,7 +1,5 @@
 """The arms of a release: their order, what of a mutant's run parts from the sound one's, and what they are forks of."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``/generate``: what it answers, as text and as a stream, and what it does when a client goes away."""
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import itertools

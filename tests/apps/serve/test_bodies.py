@@ -1,7 +1,5 @@
 """Bodies of requests: what is wrong is told with its field, nothing is ignored, and nothing makes the server fail."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

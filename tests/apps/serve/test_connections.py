@@ -1,7 +1,5 @@
 """Clients that send or read slowly, or not at all: each is cut when it is due, and others are served meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -1,7 +1,5 @@
 """What the server says of itself: health, model, state, metrics."""
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """OpenAI's own client, unmodified, on the server's routes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

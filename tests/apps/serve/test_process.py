@@ -1,7 +1,5 @@
 """Engines that end under a server: each open request gets an error, and the log names the cause."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import fcntl
 import os

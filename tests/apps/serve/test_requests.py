@@ -1,7 +1,5 @@
 """The order of requests: shares, by tokens, of the bodies that wait, and of those that run."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Text that grows by tokens: its pieces make up the whole, however characters and stops lie across tokens."""
 
-from __future__ import annotations
-
 from functools import cache
 
 from hypothesis import given, settings

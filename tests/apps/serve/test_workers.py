@@ -1,7 +1,5 @@
 """Every worker of the engine behind HTTP: answers as without drafts, streams, an abort, logprobs, metrics; its end."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Callable, Iterator

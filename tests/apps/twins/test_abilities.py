@@ -1,7 +1,5 @@
 """What was measured of an engine: what a pair comes to as a cell, how it is kept, and how it is shown."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Baselines: what is kept in the file, what is a loss, and what is only told."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable

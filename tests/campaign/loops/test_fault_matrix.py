@@ -1,7 +1,5 @@
 """The detection matrix: how runs are counted, what is a problem, and what it is as data."""
 
-from __future__ import annotations
-
 import pytest
 
 from specdebug.base.errors import SpecDebugError

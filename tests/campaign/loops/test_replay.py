@@ -1,7 +1,5 @@
 """Which arms are run, how their results add up to an exit code, and what survives an interrupt."""
 
-from __future__ import annotations
-
 import dataclasses
 import pickle
 import sys

@@ -1,7 +1,5 @@
 """Several scenarios at once: what is selected, how results add up, and what survives an interrupt."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Warm arms: the same outcome as a fresh arm's, and whatever one dies of ends no other."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Repositories to search."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Campaigns whose trials are no work: a source that asks a function, a journal without a disk, a watcher that notes."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What is chosen for a trial, and what counts when, is a function of results: not of time, kills or resuming."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What reaches a command, what its end means, and what its results belong to."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

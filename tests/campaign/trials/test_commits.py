@@ -1,7 +1,5 @@
 """Commits are tried in worktrees that come and go; the user's own checkout is left alone."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

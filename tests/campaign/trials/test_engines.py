@@ -1,7 +1,5 @@
 """Trials on one engine after another: which there are to try, and what is put away."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which fixes a job can be tried with, told by the packages that it imports."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

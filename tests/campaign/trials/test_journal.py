@@ -1,7 +1,5 @@
 """A journal holds what was measured whatever happens to the process, the disk or the file."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import resource

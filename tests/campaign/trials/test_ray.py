@@ -1,7 +1,5 @@
 """Trials on a Ray cluster of this machine: the same answer as without, whatever becomes of the nodes."""
 
-from __future__ import annotations
-
 import _thread
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """Trials of a scenario: what an outcome says of its trial, what options may be, and a few for real."""
 
-from __future__ import annotations
-
 import dataclasses
 import pickle
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A search is a function of its results: however trials are timed, killed and resumed, it runs and says the same."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import random

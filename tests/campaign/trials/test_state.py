@@ -1,7 +1,5 @@
 """A result belongs to a state: it is another one when anything changes that the trials are known to run."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -4,8 +4,6 @@ A ``World`` holds sequences on scattered pages. Every slot that no sequence has 
 reaches one slot too far shows at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -4,8 +4,6 @@ It refuses what the library's documentation does not promise. Keys are read one 
 and lengths hold when it is called.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

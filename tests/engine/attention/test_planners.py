@@ -1,7 +1,5 @@
 """Every plan computes dense attention, eagerly and from the static buffers of graphs, and what each writes for that."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

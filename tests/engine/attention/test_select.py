@@ -1,7 +1,5 @@
 """A plan's executor follows from the device, the type and what is installed."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """flash-attn under the fa3 plan: the planner's batches against dense attention, by a stand-in for the library."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What FlashInfer has kernels for, how it is found and compiled, and which tokens its samplers keep."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any

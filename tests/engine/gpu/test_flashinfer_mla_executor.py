@@ -3,8 +3,6 @@
 The logic runs against a stand-in for the library on CPU tensors; what is marked gpu runs the library.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any

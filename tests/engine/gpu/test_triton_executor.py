@@ -1,7 +1,5 @@
 """The Triton executor under every plan: the planners' batches against dense attention, and the torch reference."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """A graph runner beside the eager run of its forward: the same inputs and pools, with and without static buffers."""
 
-from __future__ import annotations
-
 import dataclasses
 from abc import ABC, abstractmethod
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """What holds of every forward's graph runner, whatever it computes, and what is particular to one."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from typing import Any

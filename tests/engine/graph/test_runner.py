@@ -1,7 +1,5 @@
 """What the runners share: one arena in a fixed order, views made once, and inputs that belong to no runner."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

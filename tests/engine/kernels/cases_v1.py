@@ -1,7 +1,5 @@
 """Batches as the worker v1 allocates for them, and where each slot belongs, counted cell by cell."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """Slots of the draft loop and of a verify, reserved or just allocated, against the layout written out."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import example, given, settings

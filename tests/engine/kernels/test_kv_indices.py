@@ -1,7 +1,5 @@
 """Slot lists and page tables against loops, and whom a list that is too short overwrites."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import groupby
 

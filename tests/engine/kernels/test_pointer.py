@@ -1,7 +1,5 @@
 """Raw access reaches the whole allocation behind a view, and not one element more."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import pytest

@@ -1,7 +1,5 @@
 """The torch references of kernels for trees, acceptance, pool rows, logits and merges, against plain Python."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """A reference and its Triton twin are one function to their callers."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import os

@@ -1,7 +1,5 @@
 """The arena: what unwritten memory holds, where buffers lie, what an overrun hits, and what the guards say of it."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

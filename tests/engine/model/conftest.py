@@ -1,7 +1,5 @@
 """A random Llama as the target of heads, and a head's first layer as a table or computed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

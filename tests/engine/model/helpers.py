@@ -1,7 +1,5 @@
 """What the model tests share: dense attentions, checkpoint writers, and a decoder layer written independently."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Broken checkpoint folders: each way ends in one line that names the file, the tensor and what to do."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

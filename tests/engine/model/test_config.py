@@ -1,7 +1,5 @@
 """``config.json``: both spellings of RoPE, defaults, and everything that must be refused."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The models on a GPU: what they compute on a CPU, nothing waits for the device, and a graph can hold a forward."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

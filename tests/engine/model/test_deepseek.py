@@ -1,7 +1,5 @@
 """DeepSeek targets with latent attention, against transformers; queries are absorbed here, and are not there."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

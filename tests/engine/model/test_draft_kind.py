@@ -1,7 +1,5 @@
 """Every checkpoint loads under every algorithm, or ends in one line that says what it holds and what drafts with it."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """EAGLE and EAGLE-3 heads and assistants under their published names, against the definition written out in f64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

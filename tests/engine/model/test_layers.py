@@ -1,7 +1,5 @@
 """Products, rotation, a head's first layer and routed experts on a CPU, each against its definition."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

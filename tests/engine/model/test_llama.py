@@ -1,7 +1,5 @@
 """The target against transformers on the same checkpoint: logits, hidden and auxiliary states."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,8 +1,6 @@
 """Next-n layers under their published names: of Llama's family against the definition written out in f64, of
 DeepSeek's against transformers' decoder layer fed with what the definition says."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

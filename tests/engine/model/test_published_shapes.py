@@ -4,8 +4,6 @@ A safetensors file here is a true header over a hole in the file system; models 
 device, so every shape is checked and nothing is read.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import struct

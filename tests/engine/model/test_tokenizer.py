@@ -1,7 +1,5 @@
 """The tokenizer wrapper: exact round trips, and a missing or broken file in one line."""
 
-from __future__ import annotations
-
 import pytest
 from tokenizers import Tokenizer as Raw
 from tokenizers import decoders, models, pre_tokenizers, trainers

@@ -1,7 +1,5 @@
 """The life of requests: what is refused, how they end, what they leave behind, and the corners of all sizes."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """How many tokens a request keeps, asked before it is told them; chunks of several requests laid out in one batch."""
 
-from __future__ import annotations
-
 from itertools import chain
 
 import torch

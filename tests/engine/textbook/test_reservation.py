@@ -1,7 +1,5 @@
 """What decoding takes beyond a committed length, against the layout of a row counted cell by cell."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

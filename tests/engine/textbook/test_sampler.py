@@ -1,7 +1,5 @@
 """Sampling: exact probabilities, and seeds. How often texts come out is in ``test_sampled_texts.py``."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The scheduler: who is admitted, in which chunks, who makes room, and that all get their own tokens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

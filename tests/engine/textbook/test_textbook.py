@@ -1,7 +1,5 @@
 """The textbook's README says how long it is, how to read it, and what a CPU run of EAGLE executes beside it."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Frozen-KV drafting: what is drafted, what a step leaves for the next, and that no draft ever changes the output."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Multi-layer MTP: the text is the target's, and draft KV and drafts are those of the layers over the whole text."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

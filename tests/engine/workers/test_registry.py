@@ -1,7 +1,5 @@
 """A speculative worker of another distribution serves an engine once it is installed; the line-up has each of ours."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

@@ -1,7 +1,5 @@
 """Slots that a step of the worker v1 takes, against rows and books counted by hand."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

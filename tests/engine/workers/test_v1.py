@@ -1,7 +1,5 @@
 """The worker v1 from outside: what it serves, and whose each slot is after every step."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The pages in a real headless browser: drawn, legible in light and dark, and content with what is inside them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Colours of the pages, from the style sheet: legible in light and dark, and one meaning each in a chart."""
 
-from __future__ import annotations
-
 import re
 from importlib.resources import files
 from itertools import combinations

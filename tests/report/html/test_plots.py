@@ -1,7 +1,5 @@
 """The plots of bisect and flake, taken apart."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The oracle of ranks: where two part that should agree, by the first site, and which collectives they entered."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a verify computes: a wrong logit is seen where no token turns, in the step of its verify."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

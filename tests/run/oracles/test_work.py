@@ -1,7 +1,5 @@
 """Work that is done twice, left undone or missed is named, by no clock; what serves as it should is not."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

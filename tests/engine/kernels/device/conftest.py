@@ -1,7 +1,5 @@
 """Where device kernels run: compiled on a GPU if there is one, else interpreted on CPU tensors."""
 
-from __future__ import annotations
-
 from tests.interpreter import device
 
 __all__ = ["device"]

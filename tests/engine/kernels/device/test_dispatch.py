@@ -1,7 +1,5 @@
 """The public functions on a GPU: the twins' results, and nothing that waits for the device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 

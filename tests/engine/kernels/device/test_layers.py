@@ -1,8 +1,6 @@
 """Norms, activation and rotation on the device against float64, and against what transformers computes in low
 precision."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The likeliest tokens on the device, ties, NaN and infinities included, and two parts of attention merged."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

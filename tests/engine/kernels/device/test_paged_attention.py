@@ -3,8 +3,6 @@
 Slots nobody attends hold NaN, and lists end in numbers that are no slot: reading one of either would show, or crash.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Products of a few rows on the device, head by head, for latent attention and with experts, against float64."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

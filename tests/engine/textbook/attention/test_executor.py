@@ -1,7 +1,5 @@
 """The executor believes its metadata: it reads what that names, no more, and is wrong when that is wrong."""
 
-from __future__ import annotations
-
 import gc
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """FlashInfer's lists, number by number, and the attention they give."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Allocators against a model that is nothing but a set of owned pages; one over two pools releases slots in both."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Pools by head and of packed latents: writes, moves, and what released slots hold."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

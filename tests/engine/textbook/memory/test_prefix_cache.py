@@ -1,7 +1,5 @@
 """Requests and the prefix cache: what is shared, what is healed, what is freed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

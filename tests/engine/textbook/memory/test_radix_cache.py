@@ -1,7 +1,5 @@
 """The radix cache against a brute-force model: a flat map from every cached page-long prefix to its slots."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """The row table: who owns a row, and what a store past its end hits."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Acceptance: greedy against a plain walk, sampling against the distribution it must reproduce; what a commit moves."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

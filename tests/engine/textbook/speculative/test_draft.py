@@ -1,7 +1,5 @@
 """The draft loop against plain recursion over a scripted model that tells paths apart."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch

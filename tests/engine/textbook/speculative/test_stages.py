@@ -1,7 +1,5 @@
 """What a step reads back and leaves for the next, and who is made with which parts."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Trees against plain recursion: links, mask and positions of every shape, and what bad candidates may do."""
 
-from __future__ import annotations
-
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st

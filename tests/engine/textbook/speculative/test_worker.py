@@ -1,7 +1,5 @@
 """An EAGLE iteration from outside: whose KV lies where, what is drafted, and what must not change it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Random candidate trees and what is true of them, worked out by plain recursion."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -75,17 +75,6 @@ class TrialSource(Runner[Trial, tuple[Trial, TrialResult]], Protocol):
         """End whatever runs, and clean up. May be called more than once."""
 
 
-class Origin(Protocol):
-    """The thing that the trials of a journal are of. ``question``: a digest of what is searched, which stays the same
-    when that thing changes."""
-
-    @property
-    def question(self) -> str: ...
-
-    def state(self) -> dict[str, str]:
-        """Return the state of that thing, as in ``trials/state.py``: results belong to it."""
-
-
 class Watcher(Protocol[S_in]):
     """Is told how a search goes; ``standing`` is what is known by then."""
 

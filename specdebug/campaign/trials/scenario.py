@@ -42,7 +42,7 @@ class WarmSource(ABC):
         own: fixes that every trial reverts; ``toggles``: those that the workers are made ready for.
         texts: the content of files that trials depend on besides the scenario and its packs.
 
-    ``question`` and ``identity``: see ``Origin`` and ``TrialSource``.
+    ``question``: a digest of what is searched, the same when that changes; ``identity``: see ``TrialSource``.
     """
 
     def __init__(

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable
 from typing import IO
 
 from rich.console import Group, RenderableType
@@ -14,11 +11,12 @@ from rich.text import Text
 
 from specdebug.campaign.loops.fault_matrix import Case, CaseCheck, FaultMatrix, MatrixStanding
 from specdebug.faults.model import NEEDS, FaultClass
+from specdebug.report.html.heatmap import heat_map
 from specdebug.report.listings import listing
 from specdebug.report.parts import Column, Line, Part, Plot, Report, Section, Styled, Table, lines, table
 from specdebug.report.progress import Display
 from specdebug.report.terminal import line
-from specdebug.report.words import NOT_ENGINE_CODE, counted, dash, number, replaced, some
+from specdebug.report.words import NOT_ENGINE_CODE, counted, dash, replaced, some
 
 POINTS = {
     "before": "between two steps, before one",
@@ -139,7 +137,7 @@ def standing_text(standing: MatrixStanding) -> str:
 
 def faults_report(matrix: FaultMatrix, wall_s: float) -> Report:
     """A row for each class that was run, then what is wrong."""
-    summary, detected = closing_line(matrix), DetectionMatrix.of(matrix)
+    summary, injections = closing_line(matrix), sum(len(check.runs) for check in matrix.checks)
     return Report(
         command="faults verify",
         title="Detection matrix",
@@ -147,30 +145,29 @@ def faults_report(matrix: FaultMatrix, wall_s: float) -> Report:
         exit_code=matrix.exit_code,
         document=matrix.to_dict(),
         parts=(*_told(matrix), Line(summary)),
-        chips=_chips(matrix, detected),
+        chips=_chips(matrix),
         facts={
-            "rows": str(len(detected.classes)),
-            "detectors": str(len(detected.detectors)),
-            "injections": str(len(detected.rows)),
-            "without effect": str(len(detected.rows) - len(detected.effective)),
+            "rows": str(sum(bool(check.runs) for check in matrix.checks)),
+            "detectors": str(len(matrix.caught_by)),
+            "injections": str(injections),
+            "without effect": str(injections - matrix.effective),
             "duration": f"{wall_s:.1f} s",
             "exit code": str(matrix.exit_code),
             NOT_ENGINE_CODE: "; ".join(matrix.not_engine_code),
         },
-        page=lambda: _page(matrix, detected),
+        page=lambda: _page(matrix),
         seconds=wall_s,
     )
 
 
 def _told(matrix: FaultMatrix) -> list[Part]:
-    alone = [f"{name}: {_by_worker(cases)}" for name, cases in matrix.sole.items()]
     whys: dict[str, list[Case]] = {}
     for case, why in matrix.left_out.items():
         whys.setdefault(why, []).append(case)
     more = len(matrix.problems) - MAX_PROBLEMS
     return [
-        table((check for check in matrix.checks if check.runs), *CHECKS),
-        Section("caught by nothing else:", list(lines(alone or ["nothing"]))),
+        _rows(matrix),
+        _alone(matrix),
         Line(f"reached, and caught nothing of this: {', '.join(matrix.idle_probes) or 'none'}", "dim"),
         *lines(f"left out ({why}): {_by_worker(cases)}" for why, cases in whys.items()),
         *lines((f"  {each}" for each in matrix.problems[:MAX_PROBLEMS]), "fail"),
@@ -179,59 +176,39 @@ def _told(matrix: FaultMatrix) -> list[Part]:
     ]
 
 
-def _chips(matrix: FaultMatrix, detected: DetectionMatrix) -> list[Styled]:
-    missed, caught = detected.missed, Styled("every effective fault was caught", "pass")
-    chips = [caught if detected.effective else Styled("nothing took effect", "unknown")]
+def _alone(matrix: FaultMatrix) -> Section:
+    alone = [f"{name}: {_by_worker(cases)}" for name, cases in matrix.sole.items()]
+    return Section("caught by nothing else:", list(lines(alone or ["nothing"])))
+
+
+def _chips(matrix: FaultMatrix) -> list[Styled]:
+    missed, caught = matrix.effective - matrix.detected, Styled("every effective fault was caught", "pass")
+    chips = [caught if matrix.effective else Styled("nothing took effect", "unknown")]
     if missed:
-        chips = [Styled(f"{len(missed)} missed", "fail")]
-    if (others := len(matrix.problems) - len(missed)) > 0:
+        chips = [Styled(f"{missed} missed", "fail")]
+    if (others := len(matrix.problems) - missed) > 0:
         chips.append(Styled(counted(others, "other problem"), "fail"))
     if matrix.missing:
         chips.append(Styled(f"{matrix.missing} runs not made", "unknown"))
     return chips
 
 
-def _page(matrix: FaultMatrix, detected: DetectionMatrix) -> list[Part]:
-    from specdebug.report.html.heatmap import heat_map
-
+def _page(matrix: FaultMatrix) -> list[Part]:
     said = (
         "Percent of the effective injections of a class that each detector saw. The first column is any of them; "
         "what a detector never saw is blank."
     )
-    plot = heat_map(detected)
+    plot = heat_map(matrix)
     drawn: Part = Line("Nothing was caught.") if plot is None else Plot(plot, said)
-    alone = (
-        Column("detector", of=lambda found: found[0]),
-        Column("classes", of=lambda found: ", ".join(found[1])),
-    )
-    missed = (Column("class", of=lambda row: row.fault), Column("seed", "right", lambda row: row.seed))
-    sections: dict[str, list[Part]] = {
-        "Detectors that alone caught something": [table(detected.sole.items(), *alone)] if detected.sole else [],
-        "Missed": [table(detected.missed, *missed)] if detected.missed else [],
-        "What is wrong": list(lines(matrix.problems)),
-    }
     return [
-        Section("What caught what", [drawn, Section("The matrix as a table", [_cells(detected)], folded=True)]),
-        *(Section(title, parts) for title, parts in sections.items() if parts),
+        Section("What caught what", [drawn, Section("The matrix as a table", [_rows(matrix)], folded=True)]),
+        _alone(matrix),
+        *([Section("What is wrong", list(lines(matrix.problems)))] if matrix.problems else []),
     ]
 
 
-def _cells(detected: DetectionMatrix) -> Table:
-    def by(fault: str) -> str:
-        seen = ((name, detected.cell(fault, name).caught) for name in detected.detectors)
-        return ", ".join(f"{name} {count}" for name, count in seen if count) or "nothing"
-
-    heads = (
-        Column("class", of=lambda named: named[0]),
-        Column("effective", "right", lambda named: named[1].effective),
-        Column("caught", "right", lambda named: named[1].caught),
-        Column("steps, mean", "right", lambda named: number(named[1].steps, 2)),
-        Column("steps, most", "right", lambda named: named[1].latest if named[1].caught else "-"),
-        Column("by", of=lambda named: by(named[0])),
-    )
-    cells = [(name, detected.cell(name)) for name in detected.classes]
-    marked = frozenset(place for place, (_, cell) in enumerate(cells) if cell.caught < cell.effective)
-    return table(cells, *heads, marked=marked)
+def _rows(matrix: FaultMatrix) -> Table:
+    return table((check for check in matrix.checks if check.runs), *CHECKS)
 
 
 def _by_worker(cases: Iterable[Case]) -> str:
@@ -254,79 +231,3 @@ def closing_line(matrix: FaultMatrix) -> str:
 
 def _caught_by(check: CaseCheck) -> str:
     return some([f"{name} ({count})" for name, count in check.caught_by.most_common()], MAX_DETECTORS)
-
-
-@dataclass(frozen=True)
-class Injected:
-    """One run with one fault. ``effective``: the fault changed something, so that it can be seen at all."""
-
-    fault: str
-    seed: int
-    effective: bool
-    caught: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class Cell:
-    """Of the effective injections, how many were caught; after how many steps in the mean (``steps``) and at most."""
-
-    effective: int
-    caught: int
-    steps: float | None
-    latest: int
-
-
-@dataclass(frozen=True)
-class DetectionMatrix:
-    """All injections of a verification."""
-
-    rows: Sequence[Injected]
-
-    @classmethod
-    def of(cls, matrix: FaultMatrix) -> DetectionMatrix:
-        """The injections of a matrix that was run."""
-        runs = matrix.to_dict()["runs"]
-        return cls(tuple(Injected(run["fault"], run["seed"], run["effective"], run["caught"]) for run in runs))
-
-    @cached_property
-    def classes(self) -> list[str]:
-        """Classes of faults, in the order in which they come."""
-        return list(dict.fromkeys(row.fault for row in self.rows))
-
-    @cached_property
-    def effective(self) -> list[Injected]:
-        """Injections that changed something."""
-        return [row for row in self.rows if row.effective]
-
-    @cached_property
-    def detectors(self) -> list[str]:
-        """Detectors, those that caught most first."""
-        counts = Counter(name for row in self.effective for name in row.caught)
-        return sorted(counts, key=lambda name: (-counts[name], name))
-
-    @cached_property
-    def sole(self) -> dict[str, list[str]]:
-        """Of each detector that alone caught an injection, the classes of such injections."""
-        alone = dict.fromkeys((next(iter(row.caught)), row.fault) for row in self.effective if len(row.caught) == 1)
-        return {name: [fault for one, fault in alone if one == name] for name in dict.fromkeys(one for one, _ in alone)}
-
-    @property
-    def missed(self) -> list[Injected]:
-        """Effective injections that nothing saw."""
-        return [row for row in self.effective if not row.caught]
-
-    def cell(self, fault: str, detector: str | None = None) -> Cell:
-        """The injections of a class that a detector saw; without one, any, the first to see an injection counted."""
-        rows = self._by_class.get(fault, [])
-        if detector is None:
-            steps = [min(row.caught.values()) for row in rows if row.caught]
-        else:
-            steps = [row.caught[detector] for row in rows if detector in row.caught]
-        return Cell(len(rows), len(steps), sum(steps) / len(steps) if steps else None, max(steps, default=0))
-
-    @cached_property
-    def _by_class(self) -> dict[str, list[Injected]]:
-        grouped: dict[str, list[Injected]] = {}
-        for row in self.effective:
-            grouped.setdefault(row.fault, []).append(row)
-        return grouped

@@ -189,7 +189,6 @@ class CaseCheck:
         return () if self.kind.effect == "benign" else tuple(run for run in self.runs if run.injected)
 
     def runs_to_dict(self) -> list[dict[str, Any]]:
-        """Return every run as plain data, as ``report.detection`` reads it."""
         effective = {run.seed for run in self.effective}
         return [
             {"fault": self.case.name, "seed": run.seed, "effective": run.seed in effective, "caught": run.lags}
@@ -207,6 +206,13 @@ class CaseCheck:
     @property
     def caught_by(self) -> Counter[str]:
         return Counter(each.signature for run in self.effective for each in run.outcome.violations)
+
+    def steps_to(self, detector: str | None = None) -> list[int]:
+        """The steps from damage to a detector's finding, of the effective runs that have one; None: to the first."""
+        lags = [run.lags for run in self.effective]
+        if detector is None:
+            return [min(each.values()) for each in lags if each]
+        return [each[detector] for each in lags if detector in each]
 
     @property
     def sole(self) -> Counter[str]:
@@ -229,7 +235,6 @@ class CaseCheck:
         return tuple(said)
 
     def to_dict(self) -> dict[str, Any]:
-        lags = [run.lag for run in self.effective if run.lag is not None]
         return {
             **self.kind.to_dict(),
             "site": self.case.site,
@@ -238,7 +243,7 @@ class CaseCheck:
             "effective": len(self.effective),
             "detected": self.detected,
             "within_a_step": self.promptly,
-            "worst_lag": max(lags, default=None),
+            "worst_lag": max(self.steps_to(), default=None),
             "caught_by": dict(self.caught_by.most_common()),
             "sole": dict(self.sole.most_common()),
             "problems": list(self.problems),
@@ -292,6 +297,10 @@ class FaultMatrix:
     @property
     def problems(self) -> tuple[str, ...]:
         return (*(line for check in self.checks for line in check.problems), *self.false_alarms)
+
+    @property
+    def caught_by(self) -> Counter[str]:
+        return sum((check.caught_by for check in self.checks), Counter[str]())
 
     @property
     def sole(self) -> dict[str, tuple[Case, ...]]:

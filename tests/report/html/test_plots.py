@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specdebug.campaign.loops.fault_matrix import Case, CaseCheck, FaultMatrix
 from specdebug.campaign.loops.steplog import EngineStep
-from specdebug.report.faults import Cell, DetectionMatrix, Injected
+from specdebug.faults.catalogue import CLASSES
 from specdebug.report.html.arena import arena_row
 from specdebug.report.html.heatmap import CHARACTER, heat_map
 from specdebug.report.html.stages import stage_row
@@ -22,6 +23,7 @@ from specdebug.report.html.trials import history, rate_plot, trial_grid
 from specdebug.report.perfetto import EVENTS, PHASES, trace_of
 from specdebug.search.intervals import anytime_interval
 from specdebug.verdict.outcome import Violation
+from tests.campaign.loops.test_fault_matrix import LATE, NAN, run_of
 from tests.report.samples import BAD, both, chooser, outcome, recorded, searched, step
 
 
@@ -181,41 +183,32 @@ def test_whatever_is_written_is_text(words: str) -> None:
     assert (label.text or "", label.get("data-tip")) == (words, words)
 
 
-MATRIX = DetectionMatrix(
-    (
-        Injected("kv_nan", 0, True, {"nan@target.logits": 0, "lossless": 2}),
-        Injected("kv_nan", 1, True, {"nan@target.logits": 1}),
-        Injected("kv_nan", 2, False, {}),
-        Injected("late<write>", 0, True, {}),
-        Injected("late<write>", 1, True, {"lossless": 4}),
-        Injected("never", 0, False, {}),
-    )
-)
-
-
-def test_the_matrix_counts_effective_injections_only() -> None:
-    assert MATRIX.classes == ["kv_nan", "late<write>", "never"]
-    assert MATRIX.detectors == ["lossless", "nan@target.logits"]
-    assert MATRIX.cell("kv_nan", "nan@target.logits") == Cell(2, 2, 0.5, 1)
-    assert MATRIX.cell("kv_nan") == Cell(2, 2, 0.5, 1)
-    assert MATRIX.cell("late<write>") == Cell(2, 1, 4.0, 4)
-    assert MATRIX.cell("never") == Cell(0, 0, None, 0)
-    assert MATRIX.sole == {"nan@target.logits": ["kv_nan"], "lossless": ["late<write>"]}
-    assert [(row.fault, row.seed) for row in MATRIX.missed] == [("late<write>", 0)]
-
-
 def test_the_heat_map_has_a_cell_for_each_pair_that_met_and_one_for_any() -> None:
-    drawn = heat_map(MATRIX)
+    both, late = run_of("fail", NAN, LATE), run_of("fail", Violation("mismatch", "draft_kv", 6))
+    rows = {
+        Case(CLASSES["nan_logits"]): (both, run_of("fail", Violation("nan", "a.b", 6)), run_of("pass", step=None)),
+        Case(CLASSES["nan_kv_in_use"], "<site>"): (run_of("pass"), run_of("fail", LATE), late),
+        Case(CLASSES["inf_logits"]): (run_of("pass", step=None),),
+        Case(CLASSES["nan_hidden_states"]): (),
+    }
+    drawn = heat_map(FaultMatrix(tuple(CaseCheck(case, runs) for case, runs in rows.items()), ()))
     assert drawn is not None
     root = ET.fromstring(drawn)
+    assert (root.get("aria-label") or "").endswith(
+        "3 classes of faults, 2 detectors; 4 of 5 effective injections were caught"
+    )
     tips = [group.get("data-tip") or "" for group in root.iter("g")]
-    assert len(tips) == 3 + 2 + 1
-    assert "kv_nan by nan@target.logits: 2 of 2\nafter 0.5 steps in the mean, 1 at most" in tips
-    assert "late<write> by any: 1 of 2\nafter 4 steps in the mean, 4 at most" in tips
-    assert "never by any: no effective injection" in tips
+    assert tips == [
+        "nan_logits by any: 2 of 2\nafter 0.5 steps in the mean, 1 at most",
+        "nan_logits by mismatch@draft_kv: 1 of 2\nafter 4 steps in the mean, 4 at most",
+        "nan_logits by nan@a.b: 2 of 2\nafter 0.5 steps in the mean, 1 at most",
+        "nan_kv_in_use at <site> by any: 2 of 3\nafter 2.5 steps in the mean, 4 at most",
+        "nan_kv_in_use at <site> by mismatch@draft_kv: 2 of 3\nafter 2.5 steps in the mean, 4 at most",
+        "inf_logits by any: no effective injection",
+    ]
     names = [each for each in root.iter("text") if each.get("text-anchor") == "end"]
     assert min(float(each.get("x") or 0) - CHARACTER * len(each.text or "") for each in names) >= 0
-    assert heat_map(DetectionMatrix(())) is None
+    assert heat_map(FaultMatrix((), ())) is None
 
 
 def events_of(steps: dict[str, tuple[int, int]]) -> list[dict[str, Any]]:

@@ -28,6 +28,10 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 os.environ["SPECDEBUG_CONFIG"] = ""  # no test depends on a configuration file above the working directory
+for name in ("SGLANG_DEBUG_REVERT_PR", "SPECDEBUG_PATH", "SPECDEBUG_TRIAL_SEED"):
+    os.environ.pop(name, None)  # nor on what the shell asks of every command
+for name in ("RAY_ADDRESS", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
+    os.environ.pop(name, None)  # nor on where it runs
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -31,8 +31,6 @@ NOT_OURS = "test_name: of another plugin\nstages: []\n"
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # whether it is installed or not: it is named below
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    for name in ("SGLANG_DEBUG_REVERT_PR", "SPECDEBUG_PATH", "SPECDEBUG_TRIAL_SEED"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def session(pytester: pytest.Pytester, *argv: str) -> pytest.RunResult:

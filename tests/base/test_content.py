@@ -22,7 +22,6 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ):
         put(root / name)
     monkeypatch.setattr(content, "__file__", str(root.parent / "base" / "content.py"))
-    monkeypatch.delenv(PATH_VARIABLE, raising=False)
     return root
 
 

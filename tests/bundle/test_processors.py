@@ -55,7 +55,7 @@ def traces(files: tuple[Path, ...], dtype: str, processor: str) -> dict[str, Tra
     """Every arm of these scenarios, as run on that processor."""
     found = {}
     with pytest.MonkeyPatch.context() as patch:
-        for name in (*SETTINGS, "SPECDEBUG_PATH", "SGLANG_DEBUG_REVERT_PR"):
+        for name in SETTINGS:
             patch.delenv(name, raising=False)
         for name, value in PROCESSORS[processor].items():
             patch.setenv(name, value)

@@ -51,9 +51,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "own/toggles/990001.yaml").write_text(TOGGLE)
     (tmp_path / "drafts.yaml").write_text(SCENARIO)
     (tmp_path / "floor.yaml").write_text(FLOOR)
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SPECDEBUG_PATH", str(tmp_path / "own"))
-    monkeypatch.delenv("SGLANG_DEBUG_REVERT_PR", raising=False)
     return tmp_path
 
 

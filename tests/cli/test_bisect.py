@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,8 @@ import pytest
 
 from specdebug.cli.main import run
 from tests.campaign.trials.repositories import make_repository
+from tests.cli.command import spawn
 from tests.patching.hook.test_hooked_runs import FIX, POOL
-
-COMMAND = [sys.executable, "-c", "from specdebug.cli.main import main; main()", "bisect"]
 
 FLAKY = """#!/bin/bash
 echo "$SPECDEBUG_TRIAL_SEED" >>ran
@@ -27,10 +27,7 @@ exit 0
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SGLANG_DEBUG_REVERT_PR", raising=False)
-    monkeypatch.delenv("SPECDEBUG_PATH", raising=False)
+def _here() -> None:
     script("flaky.sh", FLAKY)
 
 
@@ -39,12 +36,11 @@ def script(name: str, text: str) -> None:
     Path(name).chmod(0o755)
 
 
-def spawn(*argv: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *argv], capture_output=True, text=True, timeout=300, check=False, **options)
+bisect = partial(spawn, "bisect")
 
 
 def document(*argv: str, code: int = 0) -> dict[str, Any]:
-    ended = spawn("--json", *argv)
+    ended = bisect("--json", *argv)
     assert ended.returncode == code, ended.stderr
     told: dict[str, Any] = json.loads(ended.stdout)
     return told
@@ -64,7 +60,7 @@ def journal_file() -> Path:
 
 
 def test_it_names_the_culprit_of_a_flaky_script() -> None:
-    ended = spawn("--over", "toggles", "--no-proof", "--", "./flaky.sh")
+    ended = bisect("--over", "toggles", "--no-proof", "--", "./flaky.sh")
     assert ended.returncode == 0
     verdict, followed, singly, unproven, reproduce, then, kept = ended.stdout.splitlines()
     assert unproven.startswith("unproven (--no-proof): ")
@@ -126,7 +122,7 @@ def test_a_failure_that_is_there_with_nothing_reverted_is_no_revert_to_blame(toy
 
 
 def test_a_job_out_of_the_hook_s_reach_is_said_to_be_before_its_trials(toy: Path) -> None:
-    ended = spawn("--max-trials", "1", "--", sys.executable, "job.py")
+    ended = bisect("--max-trials", "1", "--", sys.executable, "job.py")
     before = ended.stderr.partition("trial 0")[0]
     assert "imports toyspec, and no known fix is in that; --content DIR adds toggles of yours" in before
     told = document("--", "false", code=125)
@@ -135,7 +131,7 @@ def test_a_job_out_of_the_hook_s_reach_is_said_to_be_before_its_trials(toy: Path
 
 def test_a_fix_that_does_not_fit_what_is_installed_is_said_before_any_trial(toy: Path) -> None:
     (toy / "toyspec/pool.py").write_text("def width(page, topk):\n    return topk * page\n")
-    ended = spawn("--content", "mine", "--", sys.executable, "job.py")
+    ended = bisect("--content", "mine", "--", sys.executable, "job.py")
     assert ended.returncode == 125
     assert "501 does not fit toyspec" in ended.stderr
 
@@ -156,7 +152,7 @@ def test_a_command_acquits_no_fix(takes: str) -> None:
     assert (told["verdict"], told["reason"], told["culprits"]) == ("unproven", "unproven", [])
     assert (told["takes"], told["apart"]) == (takes, [] if takes == "one" else [["26329", "28254"]])
     assert "SGLANG_DEBUG_REVERT_PR" in told["next"]
-    ended = spawn("--takes", takes, "--no-proof", "--", "true")
+    ended = bisect("--takes", takes, "--no-proof", "--", "true")
     assert ended.returncode == 125
     first, *_ = ended.stdout.splitlines()
     assert first.startswith(
@@ -201,10 +197,10 @@ def test_killed_it_takes_its_command_along_and_resumes_without_it(
         argv = ["--over", "commits", "--good", "HEAD~5", "--build", f"{hang}; true", *argv]
     script(f"{tmp_path}/hung.sh", f"#!/bin/bash\n{hang}\necho $SPECDEBUG_TRIAL_SEED >>{tmp_path}/ended\nexit 0\n")
     (tmp_path / "hang").touch()
-    assert spawn(*argv).returncode == -signal.SIGKILL
+    assert bisect(*argv).returncode == -signal.SIGKILL
     assert os.read(reader, 1) == b""  # blocks for as long as the command or its child lives
     os.close(reader)
-    spawn(*argv)
+    bisect(*argv)
     seeds = (tmp_path / "ended").read_text().split()
     assert len(seeds) == len(set(seeds)) == len(finished())
 
@@ -233,7 +229,7 @@ def test_killed_while_it_writes_it_resumes(committed: bool) -> None:
 def test_a_damaged_journal_is_kept_and_can_be_left_behind(capsys: pytest.CaptureFixture[str]) -> None:
     Path("j").write_text("this is no database " * 50)
     assert "the journal j is damaged" in complaint(capsys, "--journal", "j", "--no-proof", "--", "./flaky.sh")
-    ended = spawn("--json", "--journal", "j", "--fresh", "--no-proof", "--", "./flaky.sh")
+    ended = bisect("--json", "--journal", "j", "--fresh", "--no-proof", "--", "./flaky.sh")
     assert json.loads(ended.stdout)["culprits"]
     assert "the journal of before is kept as j.bak\n" in ended.stderr
     assert Path("j.bak").read_text().startswith("this is no database")
@@ -340,7 +336,7 @@ def test_the_first_bad_commit() -> None:
         "--build",
         "[ $(cat value) != 3 ] || { echo no header; exit 1; }",
     ]
-    ended = spawn(*options, "--", "bash", "-c", flaky)
+    ended = bisect(*options, "--", "bash", "-c", flaky)
     assert ended.returncode == 0
     bad = git("rev-parse", "HEAD~4")
     assert ended.stdout.startswith(f'first bad commit {bad[:12]} "change 7" with probability 0.9')

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,24 +14,12 @@ from specdebug.cli.main import run
 from tests.bundle.bundles import MINI, arm_run, make_bundle, members_of, pack, traced
 
 
-@pytest.fixture(autouse=True)
-def _no_reverts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SGLANG_DEBUG_REVERT_PR", raising=False)
-    monkeypatch.delenv("SPECDEBUG_PATH", raising=False)
-
-
 @pytest.fixture(scope="module")
 def failing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundle of a run that fails."""
     path = tmp_path_factory.mktemp("failing") / "b.specdebug"
     assert run(["bundle", str(MINI), "--arm", "positions", "-o", str(path)]) == 0
     return path
-
-
-def replayed(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[str, Any]]:
-    capsys.readouterr()
-    code = run(["replay", *argv, "--json"])
-    return code, json.loads(capsys.readouterr().out)
 
 
 def with_toggle(bundle: Path, to: Path, old: str, new: str) -> Path:
@@ -86,11 +75,9 @@ def test_a_run_that_this_machine_cannot_make_is_not_bundled(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_failing_run_replays_to_its_verdict_signature_and_hash(
-    failing: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, document = replayed(capsys, str(failing))
-    assert code == document["exit_code"] == 1
+def test_a_failing_run_replays_to_its_verdict_signature_and_hash(failing: Path, told: Callable[..., Any]) -> None:
+    document = told("replay", str(failing), code=1)
+    assert document["exit_code"] == 1
     assert document["bundle"]["reproduced"] is True
     assert document["bundle"]["differences"] == []
     (arm,) = document["arms"]
@@ -98,21 +85,18 @@ def test_a_failing_run_replays_to_its_verdict_signature_and_hash(
     assert arm["trace_hash"] == document["bundle"]["recorded"]["trace_hash"]
 
 
-def test_a_strangers_toggle_needs_trust(failing: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_strangers_toggle_needs_trust(
+    failing: Path, tmp_path: Path, refused: Callable[..., str], told: Callable[..., Any]
+) -> None:
     mark = tmp_path / "ran"
     line = "positions = inputs.positions + (step + 1)"
     strange = with_toggle(failing, tmp_path / "s.specdebug", line, f"{line}; open({str(mark)!r}, 'w').close()")
-    capsys.readouterr()
-    assert run(["replay", str(strange)]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
+    error = refused("replay", str(strange))
     assert "its toggle 25015 holds code that this installation does not have" in error
     assert "--trust" in error
     assert not mark.exists()
-    code, document = replayed(capsys, str(strange), "--trust")
-    assert code == 1
+    assert told("replay", str(strange), "--trust", code=1)["bundle"]["reproduced"] is True
     assert mark.exists()
-    assert document["bundle"]["reproduced"] is True
 
 
 @pytest.mark.parametrize(
@@ -135,23 +119,17 @@ def test_a_strangers_toggle_needs_trust(failing: Path, tmp_path: Path, capsys: p
     ids=lambda value: "" if isinstance(value, str) else " ".join(value[2:]) or value[0],
 )
 def test_what_the_user_got_wrong_is_one_line(
-    argv: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    argv: list[str], words: str, tmp_path: Path, refused: Callable[..., str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     there = make_bundle(tmp_path / "there.specdebug")
     before = there.read_bytes()
-    assert run([part.format(there=there) for part in argv]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert words in err
+    assert words in refused(*(part.format(there=there) for part in argv))
     assert [*tmp_path.iterdir()] == [there]
     assert there.read_bytes() == before
 
 
 def test_reverts_of_the_environment_are_not_mixed_in(
-    failing: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    failing: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SGLANG_DEBUG_REVERT_PR", "27338")
-    capsys.readouterr()
-    assert run(["replay", str(failing)]) == 2
-    assert "unset SGLANG_DEBUG_REVERT_PR" in capsys.readouterr().err
+    assert "unset SGLANG_DEBUG_REVERT_PR" in refused("replay", str(failing))

@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,33 +21,20 @@ from specdebug.cli import main as entry
 from specdebug.cli.main import run
 from specdebug.cli.options import Command, argument, enter, option
 from specdebug.cli.output import write
+from tests.cli.command import COMMAND
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMAND = [sys.executable, "-c", "from specdebug.cli.main import main; main()"]
 
 
 @pytest.fixture(autouse=True)
 def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    monkeypatch.delenv("SGLANG_DEBUG_REVERT_PR", raising=False)
-    monkeypatch.delenv("SPECDEBUG_PATH", raising=False)
 
 
 def spawn(*argv: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
     options.setdefault("stdout", subprocess.PIPE)
     options.setdefault("stderr", subprocess.PIPE)
     return subprocess.run([*COMMAND, *argv], cwd=ROOT, timeout=120, check=False, **options)
-
-
-def complaint(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 2) -> str:
-    """Run a command line that must end in one error line; returns it."""
-    assert run(argv) == code
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    assert err.startswith("error: ")
-    assert "Traceback" not in err
-    return err.removeprefix("error: ").strip()
 
 
 def every_command() -> list[tuple[str, type[Command]]]:
@@ -146,12 +134,12 @@ BAD_FILES = {
 @pytest.mark.parametrize("kind", BAD_FILES)
 @pytest.mark.parametrize("command", ["replay", "compare", "validate"])
 def test_a_malformed_scenario_is_one_line_with_its_place(
-    kind: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, command: str, tmp_path: Path, refused: Callable[..., str]
 ) -> None:
     file = tmp_path / "bad.yaml"
     file.write_bytes(BAD_FILES[kind])
     argv = ["scenarios", "validate", str(file)] if command == "validate" else [command, str(file)]
-    assert str(file) in complaint(capsys, *argv)
+    assert str(file) in refused(*argv)
     assert not Path("pwned").exists()
 
 
@@ -189,31 +177,31 @@ def test_a_malformed_scenario_is_one_line_with_its_place(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_the_user_got_wrong_is_one_line(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert words in complaint(capsys, *argv)
+def test_what_the_user_got_wrong_is_one_line(argv: list[str], words: str, refused: Callable[..., str]) -> None:
+    assert words in refused(*argv)
 
 
-def test_a_bad_revert_variable_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_revert_variable_is_named(monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]) -> None:
     monkeypatch.setenv("SGLANG_DEBUG_REVERT_PR", "27338;27360")
-    assert complaint(capsys, "replay", "cache_hit").startswith("SGLANG_DEBUG_REVERT_PR: ")
+    assert refused("replay", "cache_hit").startswith("SGLANG_DEBUG_REVERT_PR: ")
     monkeypatch.setenv("SGLANG_DEBUG_REVERT_PR", "4")
-    assert "no toggle reverts 4" in complaint(capsys, "replay", "cache_hit")
+    assert "no toggle reverts 4" in refused("replay", "cache_hit")
 
 
 def test_a_fault_of_our_own_is_exit_3_and_a_traceback_only_on_demand(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
 ) -> None:
     def broken(content: object) -> None:
         raise ZeroDivisionError("of the\nworst kind")
 
     monkeypatch.setattr("specdebug.scenario.library.Library", broken)
-    line = complaint(capsys, "toggles", "list", code=entry.INTERNAL_ERROR)
+    line = refused("toggles", "list", code=entry.INTERNAL_ERROR)
     assert line.startswith("internal error: ZeroDivisionError: of the worst kind (--debug shows where")
     assert run(["toggles", "list", "--debug"]) == entry.INTERNAL_ERROR
     err = capsys.readouterr().err
     assert "Traceback" in err
     assert err.endswith("error: internal error: ZeroDivisionError: of the worst kind\n")
-    complaint(capsys, "toggles", "list", code=entry.INTERNAL_ERROR)  # --debug does not stick
+    refused("toggles", "list", code=entry.INTERNAL_ERROR)  # --debug does not stick
 
 
 def test_listings_list(capsys: pytest.CaptureFixture[str]) -> None:
@@ -250,24 +238,24 @@ def test_the_schema_is_json_and_can_go_to_a_file(tmp_path: Path, capsys: pytest.
     [OSError(28, "No space left on device"), MemoryError("no 64 bytes"), RuntimeError("can't start new thread")],
 )
 def test_a_machine_that_fails_the_command_itself_is_no_verdict(
-    error: Exception, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    error: Exception, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
 ) -> None:
     def broken(content: object) -> None:
         raise error
 
     monkeypatch.setattr("specdebug.scenario.library.Library", broken)
-    line = complaint(capsys, "toggles", "list", code=125)
+    line = refused("toggles", "list", code=125)
     assert line.startswith("machine: ")
     assert str(error) in line
 
 
-def test_own_content_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_own_content_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Callable[..., str]) -> None:
     (tmp_path / "scenarios").mkdir()
     text = Path("scenarios/chunk_tail.yaml").read_text().replace("name: chunk-tail", "name: mine")
     (tmp_path / "scenarios" / "mine.yaml").write_text(text)
     assert run(["scenarios", "validate", "mine", "--content", str(tmp_path)]) == 0
     capsys.readouterr()
-    assert "no scenario of this name" in complaint(capsys, "scenarios", "validate", "mine")
+    assert "no scenario of this name" in refused("scenarios", "validate", "mine")
 
 
 def test_a_reader_that_has_gone_is_nobody_s_error() -> None:

@@ -14,10 +14,8 @@ MINI = ROOT / "tests" / "cli" / "mini.yaml"
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("SPECDEBUG_CONFIG", "SPECDEBUG_PATH", "SGLANG_DEBUG_REVERT_PR"):
-        monkeypatch.delenv(name, raising=False)
+def _configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPECDEBUG_CONFIG", raising=False)
 
 
 def own_content(folder: Path) -> Path:

@@ -1,7 +1,7 @@
 """``specdebug eval``: options over the file, exit codes, the report, the document and the file of answers."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,6 @@ PUT = ("--ask", "continuation", "--max-new-tokens", "8", "--concurrency", "2")
 @pytest.fixture
 def pools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[WorkHere]:
     """The pool that the command is given; put another in its place."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SGLANG_DEBUG_REVERT_PR", raising=False)
     given = [WorkHere()]
 
     @contextmanager
@@ -27,11 +25,6 @@ def pools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[WorkHere]:
 
     monkeypatch.setattr("specdebug.cli.evaluate.workers", workers)
     return given
-
-
-def document(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, Any]:
-    code = run(["eval", *argv, "--json"])
-    return code, json.loads(capsys.readouterr().out)
 
 
 def test_a_gate_that_holds_and_one_that_does_not(
@@ -53,17 +46,17 @@ def test_a_gate_that_holds_and_one_that_does_not(
 
 
 def test_the_document_has_means_intervals_checks_and_what_was_asked(
-    tmp_path: Path, pools: list[WorkHere], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, pools: list[WorkHere], told: Callable[..., Any]
 ) -> None:
     path = written(tmp_path)
-    code, told = document(capsys, "--questions", path, *PUT, "--num-questions", "2", "--min-score", "0.5")
-    assert code == told["exit_code"] == 0
-    assert told["verdict"] == "pass"
-    assert told["questions"]["asked"] == told["answers"] == told["right"] == 2
-    assert told["score"]["mean"] == 1.0
-    assert told["score"]["interval"][0] == pytest.approx(0.158, abs=1e-3)
-    assert told["accept_length"]["of"] > 1
-    assert told["checks"] == [{"of": "score", "expected": ">=0.5", "held": True, "why": "", "near": True}]
+    found = told("eval", "--questions", path, *PUT, "--num-questions", "2", "--min-score", "0.5")
+    assert found["exit_code"] == 0
+    assert found["verdict"] == "pass"
+    assert found["questions"]["asked"] == found["answers"] == found["right"] == 2
+    assert found["score"]["mean"] == 1.0
+    assert found["score"]["interval"][0] == pytest.approx(0.158, abs=1e-3)
+    assert found["accept_length"]["of"] > 1
+    assert found["checks"] == [{"of": "score", "expected": ">=0.5", "held": True, "why": "", "near": True}]
 
 
 def test_every_answer_is_a_line_of_the_file_that_is_asked_for(tmp_path: Path, pools: list[WorkHere]) -> None:
@@ -79,7 +72,7 @@ def test_every_answer_is_a_line_of_the_file_that_is_asked_for(tmp_path: Path, po
 
 
 def test_options_go_over_a_file_and_its_questions_lie_beside_it(
-    tmp_path: Path, pools: list[WorkHere], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, pools: list[WorkHere], told: Callable[..., Any]
 ) -> None:
     written(tmp_path)
     (tmp_path / "own.yaml").write_text(
@@ -87,10 +80,9 @@ def test_options_go_over_a_file_and_its_questions_lie_beside_it(
         "questions: {file: q.jsonl, ask: continuation, max_new_tokens: 8}\n"
         "expect: {score: 1, accept_length: 2}\n"
     )
-    code, told = document(capsys, "own.yaml", "--min-accept-length", "1.5", "--page-size", "4")
     # The engine of the file has no drafts.
-    assert code == 125
-    assert [(each["of"], each["expected"], each["held"]) for each in told["checks"]] == [
+    found = told("eval", "own.yaml", "--min-accept-length", "1.5", "--page-size", "4", code=125)
+    assert [(each["of"], each["expected"], each["held"]) for each in found["checks"]] == [
         ("score", ">=1", True),
         ("accept length", ">=1.5", None),
     ]
@@ -112,31 +104,25 @@ def test_options_go_over_a_file_and_its_questions_lie_beside_it(
     ],
 )
 def test_a_user_s_mistake_is_one_line(
-    pools: list[WorkHere], capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], said: str
+    pools: list[WorkHere], refused: Callable[..., str], argv: tuple[str, ...], said: str
 ) -> None:
-    assert run(["eval", *argv]) == 2
-    errors = capsys.readouterr().err.splitlines()
-    assert len(errors) == 1, errors
-    assert errors[0].startswith("error: ")
-    assert said in errors[0]
+    assert said in refused("eval", *argv)
 
 
 @pytest.mark.slow
-def test_a_fix_is_reverted_where_the_engine_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fix_is_reverted_where_the_engine_runs(told: Callable[..., Any]) -> None:
     for target in ("embedded", "serve"):
-        code, told = document(capsys, "--num-questions", "4", "--revert", "25015", "--target", target)
-        assert code == 0
-        assert told["reverted"] == [25015]
-        assert all(told["reverted_hits"]["25015"].values()), target
+        found = told("eval", "--num-questions", "4", "--revert", "25015", "--target", target)
+        assert found["reverted"] == [25015]
+        assert all(found["reverted_hits"]["25015"].values()), target
 
 
 @pytest.mark.slow
 def test_the_shipped_target_answers_the_shipped_questions_far_above_chance(
-    capsys: pytest.CaptureFixture[str],
+    told: Callable[..., Any],
 ) -> None:
     for by, least in (("generation", 0.72), ("logprob", 0.9)):
-        code, told = document(capsys, "--by", by)
-        assert code == 0
-        assert told["answers"] > 150
-        assert told["score"]["interval"][0] > least
-        assert told["accept_length"]["interval"][0] > 2.26
+        found = told("eval", "--by", by)
+        assert found["answers"] > 150
+        assert found["score"]["interval"][0] > least
+        assert found["accept_length"]["interval"][0] > 2.26

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,6 @@ LAYERS = LINEUP["MTP"].options(*TREE)["speculative"]
 V1 = LINEUP["EAGLE v1"].options(*TREE)["speculative"]
 
 MINI = str(Path(__file__).with_name("mini.yaml"))
-
-
-def complaint(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    assert run(argv) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    return err.removeprefix("error: ").strip()
 
 
 def test_the_list_marks_what_is_refused_in_captured_graphs(
@@ -77,12 +70,12 @@ BAD = {
 
 
 @pytest.mark.parametrize(("text", "said"), BAD.items(), ids=list(BAD))
-def test_what_is_wrong_with_a_fault_is_one_line(text: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert complaint(capsys, "replay", MINI, "--fault", text) == said
+def test_what_is_wrong_with_a_fault_is_one_line(text: str, said: str, refused: Callable[..., str]) -> None:
+    assert refused("replay", MINI, "--fault", text) == said
 
 
-def test_a_site_inside_a_captured_graph_is_refused_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    said = complaint(capsys, "replay", MINI, "--device", "cuda", "--fault", "positions_off_by_one:step=3")
+def test_a_site_inside_a_captured_graph_is_refused_on_a_gpu(refused: Callable[..., str]) -> None:
+    said = refused("replay", MINI, "--device", "cuda", "--fault", "positions_off_by_one:step=3")
     assert said == (
         "--fault positions_off_by_one: it acts at draft.forward.positions, inside a captured CUDA graph that calls "
         "nothing on the host; run it with engine.cuda_graph.enabled: false, or on the CPU"
@@ -119,8 +112,8 @@ def test_the_matrix_goes_to_a_page_and_into_json(tmp_path: Path, capsys: pytest.
         ),
     ],
 )
-def test_a_worker_that_there_is_not_is_said(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert complaint(capsys, "faults", "verify", *argv) == said
+def test_a_worker_that_there_is_not_is_said(argv: list[str], said: str, refused: Callable[..., str]) -> None:
+    assert refused("faults", "verify", *argv) == said
 
 
 @pytest.fixture
@@ -128,11 +121,6 @@ def scenario(tmp_path: Path) -> str:
     file = tmp_path / "two.yaml"
     file.write_text(SCENARIO)
     return str(file)
-
-
-def diverge(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[str, Any]]:
-    code = run(["diverge", *argv, "--json"])
-    return code, json.loads(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
@@ -148,25 +136,20 @@ def diverge(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[s
         (["--json-file", "/no/such/folder/x.json"], "no folder /no/such/folder"),
     ],
 )
-def test_what_cannot_be_asked(capsys: pytest.CaptureFixture[str], scenario: str, argv: list[str], message: str) -> None:
-    assert run(["diverge", scenario, *argv]) == 2
-    captured = capsys.readouterr()
-    assert message in captured.err
-    assert captured.err.count("\n") == 1
+def test_what_cannot_be_asked(refused: Callable[..., str], scenario: str, argv: list[str], message: str) -> None:
+    assert message in refused("diverge", scenario, *argv)
 
 
-def test_arms_without_common_tensors_are_not_compared(capsys: pytest.CaptureFixture[str], scenario: str) -> None:
-    code, found = diverge(capsys, scenario, "--arm", "base", "--arm", "chain")
-    assert code == 125
+def test_arms_without_common_tensors_are_not_compared(scenario: str, told: Callable[..., Any]) -> None:
+    found = told("diverge", scenario, "--arm", "base", "--arm", "chain", code=125)
     assert (found["comparable"], found["reason"]) == (
         False,
         "the arms' engines differ in speculative eagle_topk (2 and 1)",
     )
 
 
-def test_a_target_that_shows_no_tensors_is_not_compared(capsys: pytest.CaptureFixture[str], scenario: str) -> None:
-    code, found = diverge(capsys, scenario, "--arm", "base", "--arm", "base@reference")
-    assert code == 125
+def test_a_target_that_shows_no_tensors_is_not_compared(scenario: str, told: Callable[..., Any]) -> None:
+    found = told("diverge", scenario, "--arm", "base", "--arm", "base@reference", code=125)
     assert (
         found["reason"]
         == "target reference cannot show its tensors; those of embedded, sglang and vllm can be compared"
@@ -175,10 +158,9 @@ def test_a_target_that_shows_no_tensors_is_not_compared(capsys: pytest.CaptureFi
 
 
 @pytest.mark.slow
-def test_a_planted_fault_is_named_with_both_values(capsys: pytest.CaptureFixture[str], scenario: str) -> None:
+def test_a_planted_fault_is_named_with_both_values(scenario: str, told: Callable[..., Any]) -> None:
     fault = "next_token_swapped:step=3,request=r.1"
-    code, found = diverge(capsys, scenario, "--arm", "base", "--fault", fault)
-    assert code == 1
+    found = told("diverge", scenario, "--arm", "base", "--fault", fault, code=1)
     assert found["arms"] == ["base", f"base (fault {fault})"]
     first, values = found["first"], found["values"]
     assert (first["what"], first["step"], first["site"], first["request"]) == ("value", 3, "draft.bonus", "r.1")

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,8 @@ import pytest
 
 from specdebug.cli.main import run
 
-COMMAND = [sys.executable, "-c", "from specdebug.cli.main import main; main()"]
-
 FAILS = 'case ",$SGLANG_DEBUG_REVERT_PR," in *,27360,*) (( SPECDEBUG_TRIAL_SEED % 10 < 3 )) && exit 7;; esac; exit 0'
 """30% of the time, while fix 27360 is reverted."""
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SGLANG_DEBUG_REVERT_PR", raising=False)
-    monkeypatch.delenv("SPECDEBUG_PATH", raising=False)
 
 
 def flake(capsys: pytest.CaptureFixture[str], *argv: str, script: str = FAILS) -> tuple[int, str, str]:
@@ -97,11 +89,8 @@ def test_a_file_that_cannot_be_written_costs_nothing_else(capsys: pytest.Capture
         (["flake", "--json-file", "no/folder", "--", "true"], "no folder no"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_a_line(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(argv) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert words in err
+def test_what_cannot_be_done_is_said_in_a_line(argv: list[str], words: str, refused: Callable[..., str]) -> None:
+    assert words in refused(*argv)
 
 
 @pytest.mark.parametrize("claim", [[], ["--claim", "rate<20%"]])
@@ -127,12 +116,9 @@ def test_a_command_is_given_several_fixes_only_if_it_takes_them(capsys: pytest.C
 
 
 @pytest.mark.parametrize(("fix", "code"), [("27360", 125), ("25015", 1)])
-def test_a_scenario_that_runs_no_reverted_line_proves_nothing(
-    fix: str, code: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_scenario_that_runs_no_reverted_line_proves_nothing(fix: str, code: int, told: Callable[..., Any]) -> None:
     mini = str(Path(__file__).with_name("mini.yaml"))
-    assert run(["flake", mini, "--arm", "fixed", "--revert", fix, "--claim", "rate<50%", "--json"]) == code
-    found = json.loads(capsys.readouterr().out)
+    found = told("flake", mini, "--arm", "fixed", "--revert", fix, "--claim", "rate<50%", code=code)
     assert found["unproven"] == (["27360"] if code == 125 else [])
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +11,16 @@ import torch
 
 from specdebug.patching.toggles import load_registry
 from specdebug.verdict.outcome import Outcome
+from tests.cli.command import spawn
 
 ROOT = Path(__file__).resolve().parents[2]
 MINI = Path(__file__).with_name("mini.yaml")
-COMMAND = [sys.executable, "-c", "from specdebug.cli.main import main; main()"]
-
-
-def run(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
-    clean = {k: v for k, v in os.environ.items() if k not in ("SGLANG_DEBUG_REVERT_PR", "SPECDEBUG_PATH")}
-    return subprocess.run(
-        [*COMMAND, *argv], cwd=ROOT, env=clean | env, capture_output=True, text=True, timeout=300, check=False
-    )
 
 
 @pytest.fixture(scope="module")
 def replayed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, subprocess.CompletedProcess[str], Path]:
     junit = tmp_path_factory.mktemp("junit") / "out.xml"
-    ended = run("replay", str(MINI), "--json", "--junit", str(junit))
+    ended = spawn("replay", str(MINI), "--json", "--junit", str(junit))
     return json.loads(ended.stdout), ended, junit
 
 
@@ -68,37 +60,37 @@ def test_what_was_measured(replayed: Any) -> None:
 @pytest.mark.parametrize("how", ["option", "variable"])
 def test_a_revert_on_the_command_line_gives_the_plain_verdict(how: str) -> None:
     if how == "option":
-        ended = run("replay", str(MINI), "--revert", "25015")
+        ended = spawn("replay", str(MINI), "--revert", "25015")
     else:
-        ended = run("replay", str(MINI), "--arm", "fixed", SGLANG_DEBUG_REVERT_PR="25015")
+        ended = spawn("replay", str(MINI), "--arm", "fixed", SGLANG_DEBUG_REVERT_PR="25015")
     assert ended.returncode == 1
     assert ended.stdout.rstrip().splitlines()[-1].startswith("mini: fixed - 25015 fail oob@draft.forward.positions (")
 
 
 def test_a_revert_that_is_not_exercised_is_125() -> None:
-    assert run("replay", str(MINI), "--revert", "27360").returncode == 125
+    assert spawn("replay", str(MINI), "--revert", "27360").returncode == 125
 
 
 @pytest.mark.slow
 def test_compare_finds_that_drafting_changes_no_output() -> None:
-    ended = run("compare", str(MINI), "--arm", "fixed", "--arm", "plain")
+    ended = spawn("compare", str(MINI), "--arm", "fixed", "--arm", "plain")
     assert ended.returncode == 0
     assert "outputs and verdicts agree" in ended.stdout
-    ended = run("compare", str(MINI), "--arm", "fixed", "--arm", "positions", "--json")
+    ended = spawn("compare", str(MINI), "--arm", "fixed", "--arm", "positions", "--json")
     document = json.loads(ended.stdout)
     assert (ended.returncode, document["agree"]) == (1, False)
     assert all(request["same_output"] for request in document["requests"])
 
 
 def test_verify_tells_live_toggles_that_edit_one_line_and_are_reverted_in_turn() -> None:
-    ended = run("toggles", "verify", "26329", "28254", "--json")
+    ended = spawn("toggles", "verify", "26329", "28254", "--json")
     rows = json.loads(ended.stdout)
     assert (ended.returncode, {row["pr"] for row in rows}) == (0, {26329, 28254})
     assert all((row["live"], row["silent"], row["detected"]) == (True, 1, 1) for row in rows)
 
 
 def test_doctor_finds_everything_here() -> None:
-    ended = run("doctor", "--json")
+    ended = spawn("doctor", "--json")
     document = json.loads(ended.stdout)
     assert (ended.returncode, document["problems"]) == (0, [])
     assert document["facts"]["torch"]
@@ -123,9 +115,7 @@ SCENARIOS = sorted(p.stem for p in (ROOT / "scenarios").glob("*.yaml") if not p.
 
 @pytest.mark.slow
 def test_every_toggle_is_live() -> None:
-    ended = subprocess.run(
-        [*COMMAND, "toggles", "verify", "--json"], cwd=ROOT, capture_output=True, text=True, timeout=900
-    )
+    ended = spawn("toggles", "verify", "--json", timeout=900)
     rows = json.loads(ended.stdout)
     assert {row["pr"]: row["problems"] for row in rows if not row["live"]} == {}
     shown = sum(len(toggle.detections) for toggle in load_registry().toggles.values())
@@ -135,7 +125,7 @@ def test_every_toggle_is_live() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_arm_of_every_scenario_does_what_is_expected_of_it(name: str) -> None:
-    ended = subprocess.run([*COMMAND, "replay", name, "--json"], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    ended = spawn("replay", name, "--json")
     arms = json.loads(ended.stdout)["arms"]
     assert {arm["arm"]: arm["signature"] for arm in arms if not arm["met"]} == {}
     assert ended.returncode == 0
@@ -146,8 +136,7 @@ def test_every_arm_of_every_scenario_does_what_is_expected_of_it(name: str) -> N
 @pytest.mark.gpu
 @pytest.mark.parametrize("plan", ["flashinfer", "fa3", "triton"])
 def test_every_toggle_is_live_on_a_gpu(plan: str) -> None:
-    argv = ["toggles", "verify", "--device", "cuda", "--backend", plan, "--json"]
-    ended = subprocess.run([*COMMAND, *argv], cwd=ROOT, capture_output=True, text=True, timeout=900)
+    ended = spawn("toggles", "verify", "--device", "cuda", "--backend", plan, "--json", timeout=900)
     rows = json.loads(ended.stdout)
     assert {row["pr"]: row["problems"] for row in rows if not row["live"]} == {}
     assert {row["stack"]["device"] for row in rows} == {"cuda"}

@@ -1,6 +1,7 @@
 """specdebug toggles mine: fixes in git become toggles, or the reason is told."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,6 @@ from tests.apps.mining.checkout import FIXED, checkout, commit
 @pytest.fixture
 def top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkout with two fixes, and between them a commit that changes no code."""
-    monkeypatch.chdir(tmp_path)
     top = checkout(tmp_path)
     commit(top, "pool.py", FIXED, "Rows need room (#101)")
     commit(top, "NOTES", "why\n", "words")
@@ -61,8 +61,5 @@ def test_nothing_is_written_over_unasked(top: Path, capsys: pytest.CaptureFixtur
         (["--commit", "HEAD", "--prove"], "--prove needs --target"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(
-    top: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str
-) -> None:
-    assert run(["toggles", "mine", "--repo", str(top), *words]) == 2
-    assert re.search(told, capsys.readouterr().err)
+def test_what_cannot_be_asked_is_refused(top: Path, refused: Callable[..., str], words: list[str], told: str) -> None:
+    assert re.search(told, refused("toggles", "mine", "--repo", str(top), *words))

@@ -17,7 +17,6 @@ JOB = "import sys\nfrom toy.pool import room\nsys.exit(1 if room(4, 2, 3) < 12 e
 @pytest.fixture
 def top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkout with a fix, picked from another branch, and another that has no code of the package."""
-    monkeypatch.chdir(tmp_path)
     top = checkout(tmp_path)
     commit(top, "pool.py", FIXED, "Rows need room (#101) (#102)")
     commit(top, "NOTES", "why\n", "words (#103)")

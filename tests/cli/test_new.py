@@ -24,11 +24,6 @@ FIXED = '"""Pools."""\n\n\ndef width(page, topk):\n    if topk > 1:\n        ret
 BROKEN = '"""Pools of rows."""\n\n\ndef width(page, topk):\n    return page\n'
 
 
-@pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture
 def repo(tmp_path: Path) -> Path:
     """A repository whose last commit is a fix, with a test and a document."""

@@ -1,8 +1,5 @@
 """A device that this machine does not have is no verdict, 125, whichever command asks for it, and said in a line."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +17,7 @@ from specdebug.campaign.trials.scenario import ScenarioSource
 from specdebug.engine.workers.registry import LINEUP
 from specdebug.scenario.library import Library
 from specdebug.verdict.outcome import Outcome
+from tests.cli.command import spawn
 
 ROOT = Path(__file__).resolve().parents[2]
 MINI = str(ROOT / "tests" / "cli" / "mini.yaml")
@@ -38,12 +36,6 @@ COMMANDS = [
     ["toggles", "verify", "25015"],
     ["faults", "verify", "--class", "nan_logits"],
 ]
-
-
-def specdebug(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from specdebug.cli.main import main; main()", *argv]
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
 
 
 def result(unavailable: bool) -> ArmResult:
@@ -103,7 +95,7 @@ def test_a_matrix_of_faults_ends_likewise(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("argv", COMMANDS, ids=lambda argv: " ".join(word for word in argv if word != MINI))
 def test_it_is_125_and_named_for_every_command(argv: list[str], tmp_path: Path) -> None:
-    ended = specdebug(tmp_path, *argv, "--device", ABSENT)
+    ended = spawn(*argv, "--device", ABSENT)
     assert ended.returncode == 125
     said = ended.stdout + ended.stderr
     assert "there is no " + ABSENT.replace("cuda", "CUDA" if ABSENT == "cuda" else "cuda") in said

@@ -24,6 +24,7 @@ from specdebug.cli.output import OutputError, ReportFailed, tell, tell_all, writ
 from specdebug.report import progress
 from specdebug.report.parts import Line, Report
 from specdebug.report.progress import PlainLines
+from tests.cli.command import spawn
 from tests.report.samples import MINI, SCENARIO, Page
 
 
@@ -110,13 +111,6 @@ COMMANDS = [
     ["bisect", str(MINI)],
     ["flake", str(MINI)],
 ]
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("SGLANG_DEBUG_REVERT_PR", "SPECDEBUG_PATH", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
-        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
@@ -211,18 +205,9 @@ def test_our_own_fault_is_graver_than_a_full_disk(monkeypatch: pytest.MonkeyPatc
     assert got.value.exit_code == 3
 
 
-def specdebug(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """The command itself, in the test's folder."""
-    command = [sys.executable, "-c", "from specdebug.cli.main import main; main()", *argv]
-    root = str(Path(__file__).resolve().parents[2])
-    return subprocess.run(
-        command, env=os.environ | {"PYTHONPATH": root} | env, capture_output=True, text=True, timeout=300, check=False
-    )
-
-
 @pytest.mark.slow
 def test_replay_leaves_page_cases_trace_summary_and_annotations(tmp_path: Path) -> None:
-    ended = specdebug(
+    ended = spawn(
         "replay", str(MINI), "--arm", "fixed", "--arm", "positions", "--html", "page.html", "--junit", "cases.xml",
         "--perfetto", "trace.json", "--json",
         GITHUB_ACTIONS="true", GITHUB_WORKSPACE=str(MINI.parent), GITHUB_STEP_SUMMARY=str(tmp_path / "summary.md"),
@@ -272,10 +257,7 @@ def test_after_a_signal_a_fault_of_ours_ends_with_the_signals_code(
         ("s.yaml", "minimise {} -o out.yaml"),
     ],
 )
-def test_a_command_refuses_it(
-    name: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_command_refuses_it(name: str, command: str, capfd: pytest.CaptureFixture[str]) -> None:
     os.mkfifo(name)
     status = run(command.format(name).split())
     said = capfd.readouterr().err

@@ -26,7 +26,6 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 

@@ -1,6 +1,7 @@
 """specdebug toggles siblings: of a toggle, or of a fix that a checkout has."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,8 +40,7 @@ def test_a_fix_in_git_is_looked_for_in_its_own_tree(top: Path, name: str, capsys
     ],
 )
 def test_what_cannot_be_looked_for_is_told(
-    top: Path, words: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    top: Path, words: list[str], told: str, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
 ) -> None:
     monkeypatch.chdir(top)
-    assert run(["toggles", "siblings", *words, "--against", str(top)]) == 2
-    assert told in capsys.readouterr().err
+    assert told in refused("toggles", "siblings", *words, "--against", str(top))

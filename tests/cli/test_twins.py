@@ -48,9 +48,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "patches": {"specdebug": [{"target": f"specdebug.{target}", "edits": [edit]}]},
         }  # fmt: skip
         (tmp_path / f"own/toggles/{pr}.yaml").write_text(json.dumps(toggle))
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SPECDEBUG_PATH", str(tmp_path / "own"))
-    monkeypatch.delenv("SGLANG_DEBUG_REVERT_PR", raising=False)
     return tmp_path
 
 

@@ -28,10 +28,8 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     }.items():
         Path(tmp_path, name).parent.mkdir(parents=True, exist_ok=True)
         Path(tmp_path, name).write_text(text)
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("SPECDEBUG_PATH", "mine")
-    monkeypatch.delenv("SGLANG_DEBUG_REVERT_PR", raising=False)
 
 
 def verify(capsys: pytest.CaptureFixture[str], *argv: str, code: int, job: str = FAILS_NARROW) -> dict[str, Any]:

@@ -294,7 +294,6 @@ def test_what_is_no_number_is_refused(root, wanted):
 
 
 def test_the_environment(root, monkeypatch):
-    monkeypatch.delenv(REVERT_VARIABLE, raising=False)
     assert reverts_from_environment() == ()
     monkeypatch.setenv(REVERT_VARIABLE, "55,102")
     assert reverts_from_environment() == (55, 102)

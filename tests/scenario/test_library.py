@@ -14,7 +14,6 @@ MINI = (ROOT / "tests" / "cli" / "mini.yaml").read_text()
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SPECDEBUG_PATH", raising=False)
 
 
 def refusal(library: Library, *named: str) -> str:

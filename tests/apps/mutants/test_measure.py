@@ -24,7 +24,6 @@ MINI = str(Path(__file__).resolve().parents[2] / "cli" / "mini.yaml")
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SPECDEBUG_PATH", raising=False)
 
 
 def row(name: str, *, effective: bool = True, caught: bool = False, by_time: bool = False) -> MutantRow:

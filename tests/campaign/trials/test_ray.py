@@ -89,8 +89,6 @@ def nodes(shared: Nodes) -> Nodes:
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.delenv("SPECDEBUG_PATH", raising=False)
 
 
 def script(text: str, name: str = "cmd.sh") -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specdebug.base.attention_plans import PLANS
 from specdebug.base.engine_flags import ENGINE_FLAGS, NOT_SUPPORTED, EngineFlag, options_of
@@ -30,10 +30,7 @@ from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.library import Library
 from specdebug.targets.http.server import split
 from specdebug.verdict.outcome import Outcome
-
-if TYPE_CHECKING:
-    from specdebug.workers.pool import WorkerPool
-
+from specdebug.workers.pool import WorkerPool
 
 MAX_CANDIDATES = 5
 MAX_REPLAYS = 3

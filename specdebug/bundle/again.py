@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from specdebug.base.abilities import DEFAULT
 from specdebug.bundle.content import (
@@ -30,11 +30,7 @@ from specdebug.campaign.loops.replay import Progress, Replay
 from specdebug.campaign.loops.steplog import Recording
 from specdebug.workers.child import WorkerStartError
 from specdebug.workers.job import Job
-from specdebug.workers.pool import run_one
-
-if TYPE_CHECKING:
-    from specdebug.bundle.content import Bundle
-    from specdebug.workers.pool import WorkerPool
+from specdebug.workers.pool import WorkerPool, run_one
 
 
 @dataclass(frozen=True)

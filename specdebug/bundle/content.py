@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specdebug import __version__
 from specdebug.base.abilities import DEFAULT
@@ -36,11 +36,8 @@ from specdebug.targets.options import options_of
 from specdebug.targets.settings import TargetChoice
 from specdebug.verdict.ledger import TRACED
 from specdebug.verdict.outcome import EXIT_CODES
+from specdebug.workers.pool import WorkerPool
 from specdebug.workers.stack import driver_version, versions
-
-if TYPE_CHECKING:
-    from specdebug.workers.pool import WorkerPool
-
 
 SCENARIO = "scenario.json"
 REQUESTS = "requests.jsonl"

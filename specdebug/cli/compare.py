@@ -10,6 +10,11 @@ from typing import TYPE_CHECKING
 from specdebug.base.errors import SpecDebugError
 from specdebug.cli import options as opt
 from specdebug.cli.output import progress, tell, workers
+from specdebug.faults.declare import parse_fault
+from specdebug.patching.toggles import parse_numbers
+from specdebug.scenario.checks import asked_of
+from specdebug.scenario.text import decoder, load_tokenizer
+from specdebug.targets.settings import ReleasedEngine, parse_target
 
 if TYPE_CHECKING:
     from specdebug.campaign.loops.compare import Comparison
@@ -72,8 +77,6 @@ class CompareCommand(opt.EngineOptions, opt.ResultOptions, opt.RunOptions, opt.C
 
 def _comparison(answer: Replay, names: tuple[str, str]) -> Comparison:
     from specdebug.campaign.loops import compare as comparing
-    from specdebug.scenario.checks import asked_of
-    from specdebug.scenario.text import decoder, load_tokenizer
 
     left, right = (result.outcome for result in answer.results)
     against = tuple(result.against for result in answer.results)
@@ -103,8 +106,6 @@ class DivergeCommand(opt.EngineOptions, opt.JsonOptions, opt.RunOptions, opt.Con
         self.check_outputs()
         with workers(self.jobs) as pool:
             from specdebug.diverge.run import Diverging
-            from specdebug.faults.declare import parse_fault
-            from specdebug.patching.toggles import parse_numbers
             from specdebug.report.diverge import divergence_report
 
             library = self.library()
@@ -143,8 +144,6 @@ class DivergeCommand(opt.EngineOptions, opt.JsonOptions, opt.RunOptions, opt.Con
 
 def _placed(name: str, scenario: Scenario, changes: Choices) -> tuple[str, TargetChoice | None]:
     """An arm's name, and the target that is written behind it."""
-    from specdebug.targets.settings import ReleasedEngine, parse_target
-
     arm, at, place = name.partition("@")
     if not at:
         return arm, changes.target

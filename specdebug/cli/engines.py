@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from specdebug.base.content import shipped_root
 from specdebug.base.errors import SpecDebugError
 from specdebug.cli import options as opt
 from specdebug.cli.output import note, progress, workers, write
-
-if TYPE_CHECKING:
-    from specdebug.targets.installs.store import Installed
+from specdebug.scenario.library import Library
+from specdebug.targets.installs import store as kept
+from specdebug.targets.installs.fit import fit_of
+from specdebug.targets.installs.release import parse_release, recipes
+from specdebug.targets.installs.store import Installed, find_installed, look, store_folder
+from specdebug.targets.settings import ReleasedEngine, parse_target
 
 
 class _Told:
@@ -36,8 +39,6 @@ class StoreOption(opt.Command):
 
     @property
     def store(self) -> Path:
-        from specdebug.targets.installs.store import store_folder
-
         return store_folder(self.into)
 
 
@@ -51,7 +52,6 @@ class ReleaseOptions(StoreOption):
     def tell_fit(self, there: Installed) -> None:
         """Say of every look and stand-in if it has its places in a release: counted, the others by name."""
         from specdebug.report.listings import fit_lines
-        from specdebug.targets.installs.fit import fit_of
 
         write("\n".join(fit_lines(there, fit_of(there))))
 
@@ -59,7 +59,6 @@ class ReleaseOptions(StoreOption):
         """Say what fits a release, and serve ten tokens with it."""
         from specdebug.campaign.loops.replays import SCENARIO, check_engine
         from specdebug.report.listings import check_lines
-        from specdebug.scenario.library import Library
 
         self.tell_fit(there)
         library = Library()
@@ -85,9 +84,7 @@ class InstallCommand(ReleaseOptions):
 
     def run(self) -> int:
         from specdebug.targets.installs.newest import recipe_for
-        from specdebug.targets.installs.release import parse_release
         from specdebug.targets.installs.steps import adopt, install
-        from specdebug.targets.installs.store import find_installed
 
         if self.cpu and self.cuda:
             raise SpecDebugError("--cpu or --cuda, not both")
@@ -126,8 +123,6 @@ class EngineList(StoreOption, opt.JsonFlag):
         if self.abilities:
             return self._abilities()
         from specdebug.report.listings import engines_list
-        from specdebug.targets.installs.release import recipes
-        from specdebug.targets.installs.store import look
 
         there, damaged = look(self.store)
         self.answer(engines_list(self.store, there, damaged, recipes()))
@@ -138,7 +133,6 @@ class EngineList(StoreOption, opt.JsonFlag):
     def _abilities(self) -> int:
         from specdebug.apps.twins.abilities import known_abilities
         from specdebug.report.listings import abilities_list
-        from specdebug.targets.installs.store import look
 
         self.answer(abilities_list([(each, known_abilities(each)) for each in look(self.store)[0]]))
         return 0
@@ -165,11 +159,7 @@ class EngineMeasure(StoreOption):
     def run(self) -> int:
         from specdebug.apps.twins.abilities import keep_abilities, measured
         from specdebug.apps.twins.run import TwinRunner
-        from specdebug.base.content import shipped_root
         from specdebug.report.listings import ability_line
-        from specdebug.scenario.library import Library
-        from specdebug.targets.installs.store import find_installed
-        from specdebug.targets.settings import ReleasedEngine, parse_target
 
         named = parse_target(self.target, "TARGET")
         if not isinstance(named, ReleasedEngine):
@@ -194,9 +184,6 @@ class EngineCheck(ReleaseOptions):
     held = True
 
     def run(self) -> int:
-        from specdebug.targets.installs.release import parse_release
-        from specdebug.targets.installs.store import find_installed
-
         return self.check_served(find_installed(self.store, parse_release(self.release)))
 
 
@@ -206,9 +193,6 @@ class EngineRemove(ReleaseOptions):
     example = "engines remove sglang==0.5.23"
 
     def run(self) -> int:
-        from specdebug.targets.installs import store as kept
-        from specdebug.targets.installs.release import parse_release
-
         named = parse_release(self.release)
         every, lost = kept.look(self.store)
         there = [each for each in every if each.engine == named.engine and named.admits(each.version)]

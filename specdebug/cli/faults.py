@@ -6,9 +6,17 @@ import time
 from typing import TYPE_CHECKING
 
 from specdebug.base import interrupts
+from specdebug.base.abilities import DEFAULT
+from specdebug.base.errors import did_you_mean, one_line
 from specdebug.cli import complete
 from specdebug.cli import options as opt
 from specdebug.cli.output import on_stderr, tell
+from specdebug.engine.workers.registry import LINEUP
+from specdebug.faults.catalogue import CLASSES
+from specdebug.faults.declare import find_class
+from specdebug.faults.model import BadFault
+from specdebug.scenario.library import Library
+from specdebug.targets.settings import parse_target
 
 if TYPE_CHECKING:
     from specdebug.campaign.loops.fault_matrix import Ground
@@ -24,7 +32,6 @@ class FaultList(opt.JsonFlag):
     example = "faults list"
 
     def run(self) -> int:
-        from specdebug.faults.catalogue import CLASSES
         from specdebug.report.faults import fault_list
 
         return self.answer(fault_list(CLASSES.values()))
@@ -37,7 +44,6 @@ class FaultShow(opt.JsonFlag):
     name: str = opt.argument("A fault's name.", default=..., metavar="NAME", complete=complete.faults)
 
     def run(self) -> int:
-        from specdebug.faults.declare import find_class
         from specdebug.report.faults import fault_shown
 
         return self.answer(fault_shown(find_class(self.name)))
@@ -66,10 +72,7 @@ class FaultVerify(opt.DeviceOptions, opt.PageOptions):
 
     def run(self) -> int:
         from specdebug.campaign.loops.fault_matrix import verify
-        from specdebug.faults.catalogue import CLASSES
-        from specdebug.faults.declare import find_class
         from specdebug.report.faults import FaultsProgress, faults_report
-        from specdebug.scenario.library import Library
 
         kinds = [find_class(each) for each in dict.fromkeys(self.name)] if self.name else list(CLASSES.values())
         self.check_outputs()
@@ -86,12 +89,7 @@ class FaultVerify(opt.DeviceOptions, opt.PageOptions):
 
     def _ground(self) -> Ground:
         """The engine to inject into, and its workers. Raises BadFault for a worker that there is not."""
-        from specdebug.base.abilities import DEFAULT
-        from specdebug.base.errors import did_you_mean, one_line
         from specdebug.campaign.loops.fault_matrix import Ground
-        from specdebug.engine.workers.registry import LINEUP
-        from specdebug.faults.model import BadFault
-        from specdebug.targets.settings import parse_target
 
         over, workers = self.engine(), self.worker or ()
         on = DEFAULT if self.target is None else parse_target(self.target)

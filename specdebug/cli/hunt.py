@@ -13,6 +13,9 @@ from specdebug.base import interrupts
 from specdebug.cli import complete
 from specdebug.cli import options as opt
 from specdebug.cli.output import note, progress, tell, workers
+from specdebug.report.words import counted
+from specdebug.targets.registry import find_target
+from specdebug.targets.settings import parse_target
 from specdebug.verdict.outcome import EXIT_CODES
 from specdebug.workers.records import RecordError
 
@@ -60,9 +63,6 @@ class HuntCommand(opt.DeviceOptions, opt.ClusterOptions, opt.ResumeOption, opt.J
         from specdebug.apps.hunt.record import HuntRecord
         from specdebug.apps.twins.plan import relation_of
         from specdebug.report.hunt import HuntAnswer
-        from specdebug.report.words import counted
-        from specdebug.targets.registry import find_target
-        from specdebug.targets.settings import parse_target
 
         self.check_outputs()
         on_ray, longest, engine = self.on_ray, opt.positive(self.max_time), self.engine()

@@ -9,7 +9,10 @@ from specdebug.base.content import KINDS, PATH_VARIABLE, Kind
 from specdebug.cli import complete
 from specdebug.cli import options as opt
 from specdebug.cli.output import check_writable, complain, workers, write, write_file
+from specdebug.engine.workers.registry import workers_at
 from specdebug.report.words import counted, shown
+from specdebug.scenario.library import live_in
+from specdebug.scenario.packs import added_by
 
 
 class ListOptions(opt.JsonFlag, opt.ContentOptions):
@@ -25,10 +28,7 @@ class ProbeList(ListOptions):
     example = "probes list"
 
     def run(self) -> int:
-        from specdebug.engine.workers.registry import workers_at
         from specdebug.report.listings import probe_list
-        from specdebug.scenario.library import live_in
-        from specdebug.scenario.packs import added_by
 
         library = self.library()
         packs, found = library.all_packs(), library.sites

@@ -6,10 +6,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specdebug.base.errors import SpecDebugError
+from specdebug.base.git import ask
+from specdebug.base.yamlio import parse_yaml
 from specdebug.cli import options as opt
 from specdebug.cli.listings import ListOptions
 from specdebug.cli.new import not_ours, write_schemas, written
 from specdebug.cli.output import note, workers, write
+from specdebug.patching.drift import open_dist
+from specdebug.patching.drift.check import engines
+from specdebug.patching.toggles import read_toggle
+from specdebug.scenario.library import Library
+from specdebug.targets.installs.fit import dist_of
+from specdebug.targets.installs.store import find_installed, store_folder
+from specdebug.targets.settings import ReleasedEngine, parse_target
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,8 +45,6 @@ class ToggleMissing(ListOptions):
 
     def run(self) -> int:
         from specdebug.apps.mining.missing import known_fixes
-        from specdebug.patching.drift import open_dist
-        from specdebug.patching.drift.check import engines
         from specdebug.report.toggles import missing_report
 
         registry = self.library().registry
@@ -93,7 +100,6 @@ class ToggleMine(opt.Command):
 
     def _commits(self, top: Path) -> Sequence[str]:
         from specdebug.apps.mining.fix import fix_named
-        from specdebug.base.git import ask
         from specdebug.campaign.trials.commits import commit_of
 
         if self.commit:
@@ -142,8 +148,6 @@ class ToggleMine(opt.Command):
         self, fix: Fix, file: Path, dists: dict[str, Dist], fits: dict[str, Fitted], shown: Sequence[Shown]
     ) -> None:
         from specdebug.apps.mining.written import edits_by_version, toggle_text, wrapped
-        from specdebug.base.yamlio import parse_yaml
-        from specdebug.patching.toggles import read_toggle
 
         by_version = edits_by_version(fix, {dists[target]: one for target, one in fits.items()})
         notes = [wrapped(moved) for one in fits.values() for moved in one.moved]
@@ -156,8 +160,6 @@ class ToggleMine(opt.Command):
     def _prove(self, fix: Fix, file: Path, dists: dict[str, Dist], fits: dict[str, Fitted]) -> None:
         from specdebug.apps.mining.prove import Proving, closest_first
         from specdebug.apps.mining.written import Shown
-        from specdebug.scenario.library import Library
-        from specdebug.targets.settings import parse_target
 
         library = Library([self.output])
         shown: list[Shown] = []
@@ -178,10 +180,6 @@ class ToggleMine(opt.Command):
 
 def installed_dist(name: str, option: str) -> Dist:
     """The files of an installed release. Raises SpecDebugError, which names the ``option``."""
-    from specdebug.targets.installs.fit import dist_of
-    from specdebug.targets.installs.store import find_installed, store_folder
-    from specdebug.targets.settings import ReleasedEngine, parse_target
-
     parsed = parse_target(name)
     if not isinstance(parsed, ReleasedEngine):
         raise SpecDebugError(f"{option} {name}: it takes an installed release, as sglang==0.5.23")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from specdebug.base.errors import SpecDebugError
 from specdebug.cli import options as opt
 from specdebug.cli.output import note, own_folder
+from specdebug.targets.settings import ReleasedEngine, parse_target
 
 if TYPE_CHECKING:
     from specdebug.apps.mining.fitting import Fitted
@@ -66,7 +67,6 @@ class FromCheckout(opt.ContentOptions):
     def _dist(self) -> Dist | None:
         """The release that the arms run on; None if they run on none, or on a tree of its own."""
         from specdebug.cli.mine import installed_dist
-        from specdebug.targets.settings import ReleasedEngine, parse_target
 
         target: str | None = getattr(self, "target", None)
         parsed = None if target is None else parse_target(target)

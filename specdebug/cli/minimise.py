@@ -9,8 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specdebug import __version__
 from specdebug.base import interrupts
 from specdebug.base.errors import SpecDebugError, did_you_mean
+from specdebug.base.trial import trial_seed
+from specdebug.campaign.trials.campaign import Campaign
+from specdebug.campaign.trials.journal import not_engine_code
+from specdebug.campaign.trials.state import digest_of
 from specdebug.cli import options as opt
 from specdebug.cli.output import UNDECIDED, check_writable, on_stderr, tell, tell_rerun
 
@@ -48,7 +53,6 @@ class MinimiseCommand(opt.JournalOptions, opt.PageOptions, opt.EngineOptions, op
     seed: int = opt.option("Draw the trials' seeds from this seed.", default=0, min=0)
 
     def run(self) -> int:
-        from specdebug.campaign.trials.state import digest_of
         from specdebug.report.minimise import Minimisation, minimise_report
 
         level = opt.confidence_of(self.confidence)
@@ -94,9 +98,6 @@ class MinimiseCommand(opt.JournalOptions, opt.PageOptions, opt.EngineOptions, op
         self, space: ScenarioSpace, source: ShrunkSource, told: Minimisation, identity: str
     ) -> tuple[Summary[Scenario], Minimisation]:
         """Search to the end, or as far as it goes. Return that, and what is told of it."""
-        from specdebug.base.trial import trial_seed
-        from specdebug.campaign.trials.campaign import Campaign
-        from specdebug.campaign.trials.journal import not_engine_code
         from specdebug.report.minimise import MinimiseProgress
         from specdebug.search.minimise import Minimiser
 
@@ -120,7 +121,6 @@ class MinimiseCommand(opt.JournalOptions, opt.PageOptions, opt.EngineOptions, op
 
 def file_text(summary: Summary[Scenario], subject: Minimisation, name: str) -> str:
     """The small scenario, what is known of it above."""
-    from specdebug import __version__
     from specdebug.campaign.shrink import scenario_text
     from specdebug.report.minimise import headline, needed_lines, rate_text
 

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 from specdebug.base import interrupts
 from specdebug.base.abilities import DEFAULT
 from specdebug.base.errors import SpecDebugError
+from specdebug.campaign.trials.state import own_packages
 from specdebug.cli import complete
 from specdebug.cli import options as opt
 from specdebug.cli.output import UNDECIDED, on_stderr, tell, tell_rerun
+from specdebug.targets.settings import parse_target
 
 if TYPE_CHECKING:
     from specdebug.apps.mutants.find import Code
@@ -59,7 +61,6 @@ class MutantsCommand(opt.ClusterOptions, opt.JournalOptions, opt.PageOptions, op
     def run(self) -> int:
         from specdebug.apps.mutants.find import code_of
         from specdebug.report.mutants import mutants_list
-        from specdebug.targets.settings import parse_target
 
         on_ray, longest = self.on_ray, opt.positive(self.max_time)
         target = parse_target(self.target or DEFAULT)
@@ -75,7 +76,6 @@ class MutantsCommand(opt.ClusterOptions, opt.JournalOptions, opt.PageOptions, op
         from specdebug.apps.mutants.measure import MutantSearch, identity_of
         from specdebug.apps.mutants.sound import sound_arms
         from specdebug.campaign.trials.ray_executor import RaySource
-        from specdebug.campaign.trials.state import own_packages
         from specdebug.report.mutants import MutantQuestion, MutantsProgress, mutants_report
 
         library, found = self.library(), code.mutants(*self.file or ())

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from specdebug.base.content import Kind
 from specdebug.base.errors import SpecDebugError
+from specdebug.base.yamlio import parse_yaml
 from specdebug.cli import options as opt
 from specdebug.cli.output import OutputError, check_writable, not_written, note, write, write_file
+from specdebug.patching.toggles import OWN_ENGINE, load_registry, read_toggle
 
 if TYPE_CHECKING:
     from specdebug.patching.reversal import Reversal
@@ -37,7 +39,6 @@ class NewFile(opt.Command):
         return skeleton(self.kind, self.name, file)
 
     def run(self) -> int:
-        from specdebug.base.yamlio import parse_yaml
         from specdebug.scenario.skeletons import root_of
         from specdebug.scenario.validation import GRAMMARS
 
@@ -91,7 +92,6 @@ class NewToggle(NewFile):
     repo: Path = opt.option("Read the fixed code from this source tree.", default=Path("."), metavar="DIR")
 
     def body(self, file: Path) -> str:
-        from specdebug.patching.toggles import load_registry
         from specdebug.scenario.skeletons import patches_text, placeholder, skeleton
 
         taken = {str(number): toggle.path for toggle in load_registry().all for number in toggle.numbers}
@@ -140,9 +140,7 @@ class NewToggle(NewFile):
 
     def _try(self, text: str, made: Sequence[Reversal]) -> None:
         """Raise SpecDebugError unless the toggle as written leads back to what was before the fix."""
-        from specdebug.base.yamlio import parse_yaml
         from specdebug.patching.reversal import check
-        from specdebug.patching.toggles import read_toggle
 
         toggle = read_toggle(parse_yaml(text, "the toggle"))
         check(made, [patch for ranges in toggle.foreign.values() for patches in ranges.values() for patch in patches])
@@ -150,8 +148,6 @@ class NewToggle(NewFile):
 
 def not_ours(target: str) -> None:
     """Raise SpecDebugError for a target in specdebug, whose toggles also need what shows the fix."""
-    from specdebug.patching.toggles import OWN_ENGINE
-
     if target.partition(":")[0].partition(".")[0] == OWN_ENGINE:
         raise SpecDebugError(
             "a toggle of specdebug's own engine also has detected_by: toggles/README.md says how it is written"

@@ -24,21 +24,26 @@ from typer.core import TyperCommand
 from specdebug.base import interrupts
 from specdebug.base.attention_plans import PLANS, SHIPPED
 from specdebug.base.errors import SpecDebugError
-from specdebug.campaign.trials.command import Takes
+from specdebug.campaign.trials.command import Takes, reverts_text
+from specdebug.campaign.trials.journal import Journal, check_place
+from specdebug.campaign.trials.state import shortly
 from specdebug.cli import complete
 from specdebug.cli.output import answer, check_writable, note, own_folder, set_debug, set_quiet
 from specdebug.patching.hook import REVERT_VARIABLE
+from specdebug.patching.toggles import parse_numbers, reverts_from_environment
 from specdebug.report.parts import Report
+from specdebug.report.words import counted
+from specdebug.scenario.library import Library
+from specdebug.targets.options import OVERRIDES
+from specdebug.targets.settings import parse_target
 
 if TYPE_CHECKING:
     from specdebug.campaign.loops.baseline import Baseline
     from specdebug.campaign.loops.replay import ArmResult, Choices
     from specdebug.campaign.loops.steplog import Recording
     from specdebug.campaign.trials.hooked import Look
-    from specdebug.campaign.trials.journal import Journal
     from specdebug.campaign.trials.state import State
     from specdebug.patching.toggles import Registry
-    from specdebug.scenario.library import Library
 
 _WORDS = "specdebug.command"
 
@@ -178,15 +183,11 @@ def confidence_of(text: str) -> float:
 
 def engine_words(over: Mapping[str, str | int | float]) -> list[str]:
     """The words of a command line that sets these engine options."""
-    from specdebug.targets.options import OVERRIDES
-
     return [word for name, value in over.items() for word in (OVERRIDES[name], str(value))]
 
 
 def numbers_of(revert: Sequence[str] | None) -> tuple[int, ...]:
     """The fixes that ``--revert`` and the environment name. Raises SpecDebugError for what is no number."""
-    from specdebug.patching.toggles import parse_numbers, reverts_from_environment
-
     return (*parse_numbers(",".join(revert or ())), *reverts_from_environment())
 
 
@@ -235,8 +236,6 @@ class ContentOptions(Command):
 
     def library(self) -> Library:
         """The shipped content with that of the folders on the command line."""
-        from specdebug.scenario.library import Library
-
         return Library(self.content or ())
 
     def content_words(self) -> list[str]:
@@ -295,7 +294,6 @@ class EngineOptions(PlanOption):
     def choices(self) -> Choices:
         """They as the choices of a replay. Raises SpecDebugError for a device, a target or a time that is none."""
         from specdebug.campaign.loops.replay import Choices
-        from specdebug.targets.settings import parse_target
 
         target = None if self.target is None else parse_target(self.target)
         return Choices(
@@ -440,10 +438,6 @@ class JournalOptions(ResumeOption):
     @contextlib.contextmanager
     def opened(self, path: Path, identity: str, about: str, state: State) -> Iterator[Journal]:
         """Open the journal; if another was put aside, say on stderr where and why. Raises SpecDebugError."""
-        from specdebug.campaign.trials.journal import Journal
-        from specdebug.campaign.trials.state import shortly
-        from specdebug.report.words import counted
-
         if self.fresh and self.resume_anyway:
             raise SpecDebugError("--fresh starts over, --resume-anyway goes on; give one of them")
         with Journal(path, identity, about, state=state, fresh=self.fresh, anyway=self.resume_anyway) as journal:
@@ -460,8 +454,6 @@ class JournalOptions(ResumeOption):
 
 def gone_on(what: str, differs: Sequence[str]) -> str:
     """Say in one line that a search goes on with what it has of another state."""
-    from specdebug.campaign.trials.state import shortly
-
     return f"going on with {what} of before a change, as --resume-anyway says ({shortly(differs)})"
 
 
@@ -485,8 +477,6 @@ def words_after_dashes(ctx: typer.Context) -> tuple[str, ...]:
 def run_line(command: Sequence[str], reverted: Iterable[str], content: Sequence[str] | None) -> str:
     """The line that runs a command with these fixes reverted, as a trial does: under the hook, with the words that name
     the folders of ``content``; of None by the variable."""
-    from specdebug.campaign.trials.command import reverts_text
-
     numbers = reverts_text(reverted)
     if not numbers:
         return shlex.join(command)
@@ -544,7 +534,6 @@ class TrialOptions(CommandOptions, JournalOptions, EngineOptions, ContentOptions
         """A command's look, that of before where nothing has changed since. Raises SpecDebugError for one that no hook
         can reach, or that cannot be run."""
         from specdebug.campaign.trials.hooked import HookedSource, keep_look, kept_look
-        from specdebug.campaign.trials.journal import check_place
 
         self.hooked(command)
         check_place(journal)

@@ -30,6 +30,9 @@ from specdebug.cli.output import (
     tell,
     workers,
 )
+from specdebug.faults.declare import parse_fault
+from specdebug.patching.hook import REVERT_VARIABLE
+from specdebug.report.parts import Line
 
 if TYPE_CHECKING:
     from specdebug.bundle.content import Traced
@@ -123,8 +126,6 @@ class ReplayCommand(
             return self._run_plans(pool, library, self._plans(library, named, choices), several=several)
 
     def _choices(self) -> Choices:
-        from specdebug.faults.declare import parse_fault
-
         return replace(
             self.choices(),
             arms=tuple(self.arm or ()),
@@ -209,7 +210,6 @@ class ReplayCommand(
         """Run a bundle again: one that asks for no more than our library has, unless it is trusted."""
         from specdebug.bundle.again import run_again
         from specdebug.bundle.content import read_bundle
-        from specdebug.patching.hook import REVERT_VARIABLE
         from specdebug.report.replay import replay_report
 
         library = None if self.trust else self.library()
@@ -265,7 +265,6 @@ class BundleCommand(opt.EngineOptions, opt.JsonOptions, opt.ContentOptions):
         with workers(1) as pool:
             from specdebug.bundle.content import run_traced
             from specdebug.campaign.loops import replay as replaying
-            from specdebug.faults.declare import parse_fault
             from specdebug.report.replay import replay_report
 
             library = self.library()
@@ -291,7 +290,6 @@ class BundleCommand(opt.EngineOptions, opt.JsonOptions, opt.ContentOptions):
 
     def _tell(self, report: Report, traced: Traced, library: Library, run: ArmRun) -> int:
         from specdebug.bundle.content import versions_here, write_bundle
-        from specdebug.report.parts import Line
 
         requests = library.workload(run.scenario, run.arm, run.seed)
         here = versions_here(traced.result.outcome.stack)

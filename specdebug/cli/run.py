@@ -13,6 +13,8 @@ from specdebug.base.errors import SpecDebugError
 from specdebug.cli import options as opt
 from specdebug.cli.mined import FromCheckout
 from specdebug.cli.output import UNDECIDED, check_writable, note, set_quiet, write_file
+from specdebug.scenario.packs import rules
+from specdebug.workers.foreground import run_here
 
 if TYPE_CHECKING:
     from specdebug.patching.hook.folder import Told
@@ -50,8 +52,6 @@ class RunCommand(FromCheckout):
         from specdebug.patching.hook.folder import HookedRun, refused
         from specdebug.report.formats import to_json
         from specdebug.report.hooked import document, lines
-        from specdebug.scenario.packs import rules
-        from specdebug.workers.foreground import run_here
 
         set_quiet(True)  # stderr is the command's
         words = opt.words_after_dashes(self.ctx)

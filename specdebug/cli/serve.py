@@ -15,11 +15,14 @@ from dataclasses import fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from specdebug.base.assets import checkpoint_path
 from specdebug.base.engine_flags import ENGINE_FLAGS, EngineFlag, flag_of, options_of, refusal
 from specdebug.base.errors import InvalidOption, SpecDebugError
 from specdebug.cli import options as opt
 from specdebug.cli.output import set_quiet
+from specdebug.faults.declare import parse_fault
 from specdebug.report.words import shown, shown_lines
+from specdebug.targets.options import OURS
 
 if TYPE_CHECKING:
     from specdebug.apps.serve.process import Launch
@@ -147,7 +150,6 @@ class ServeCommand(EngineFlags, ServerFlags, opt.ContentOptions):  # type: ignor
     def _launch(self, options: dict[str, Any]) -> Launch:
         """The order to start the engine. Raises SpecDebugError for a fix, fault or pack that there is not."""
         from specdebug.apps.serve.process import Launch
-        from specdebug.faults.declare import parse_fault
 
         library = self.library()
         return Launch(
@@ -171,9 +173,6 @@ class ServeCommand(EngineFlags, ServerFlags, opt.ContentOptions):  # type: ignor
 def _check(options: dict[str, Any], faults: Sequence[Fault]) -> None:
     """Raise SpecDebugError, with the flag at fault, for options that contradict each other or name no checkpoint, and
     for a fault that cannot act in such an engine."""
-    from specdebug.base.assets import checkpoint_path
-    from specdebug.targets.options import OURS
-
     try:
         checkpoints = tuple(OURS.checkpoints(options))
     except InvalidOption as error:

@@ -9,13 +9,17 @@ from specdebug.base.errors import SpecDebugError
 from specdebug.cli import options as opt
 from specdebug.cli.listings import ListOptions
 from specdebug.cli.mine import installed_dist
+from specdebug.patching.drift import open_dist
+from specdebug.patching.drift.check import engines
+from specdebug.patching.source import Patch
+from specdebug.targets.installs.fit import dist_of
+from specdebug.targets.installs.store import look, store_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from specdebug.patching.drift.dist import Dist
     from specdebug.patching.reversal import Reversal
-    from specdebug.patching.source import Patch
 
 
 class ToggleSiblings(ListOptions):
@@ -39,8 +43,6 @@ class ToggleSiblings(ListOptions):
     def run(self) -> int:
         from specdebug.apps.mining.siblings import siblings
         from specdebug.apps.mining.sought import places, sought
-        from specdebug.patching.drift import open_dist
-        from specdebug.patching.drift.check import engines
         from specdebug.report.toggles import siblings_report
 
         known = engines(self.library().registry)
@@ -58,8 +60,6 @@ class ToggleSiblings(ListOptions):
     def _of_registry(self, dist: Dist) -> tuple[Sequence[Reversal], Sequence[Patch]]:
         """The fix as our engine, this one and installed releases have it, and the patches that take it out of this."""
         from specdebug.apps.mining.sought import fitting, views_of
-        from specdebug.targets.installs.fit import dist_of
-        from specdebug.targets.installs.store import look, store_folder
 
         toggle = self.library().registry.find(self.number)
         installed, _ = look(store_folder(None))
@@ -71,7 +71,6 @@ class ToggleSiblings(ListOptions):
         from specdebug.apps.mining.fitting import Unfit, fitted
         from specdebug.apps.mining.fix import fix_named, fix_of
         from specdebug.campaign.trials.commits import top_of
-        from specdebug.patching.source import Patch
 
         assert self.repo is not None
         top = top_of(self.repo)

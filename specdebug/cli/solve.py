@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from specdebug.base import interrupts
 from specdebug.base.errors import SpecDebugError
+from specdebug.base.git import ask
+from specdebug.campaign.trials.state import digest_of, own_state
 from specdebug.cli import options as opt
 from specdebug.cli.output import UNDECIDED, command_line, kept, note, own_folder, tell, write_file
 from specdebug.cli.triage import read_log
+from specdebug.targets.settings import parse_target
 
 if TYPE_CHECKING:
     from specdebug.apps.solve import LogSetting, StageRun
@@ -55,7 +58,6 @@ class SolveCommand(opt.DeviceOptions, opt.PageOptions, opt.ContentOptions):
         from specdebug.apps.solve import Solution, engine_for
         from specdebug.apps.triage import candidates
         from specdebug.report.solve import solve_report
-        from specdebug.targets.settings import parse_target
 
         self.until = time.monotonic() + (opt.positive(self.max_time, "--max-time") or 0)
         self.check_outputs()
@@ -106,8 +108,6 @@ class SolveCommand(opt.DeviceOptions, opt.PageOptions, opt.ContentOptions):
 
     def _made_folder(self, found: Scan) -> Path:
         """The folder of this log; made, with its parents, if it is not there. Raises SpecDebugError."""
-        from specdebug.campaign.trials.state import digest_of
-
         said = json.dumps(found.facts.to_dict(), sort_keys=True)
         folder = self.output or own_folder() / f"solve-{digest_of(str(found.size), said, *found.findings)}"
         try:
@@ -122,7 +122,6 @@ class SolveCommand(opt.DeviceOptions, opt.PageOptions, opt.ContentOptions):
         """Run a command of ours for at most this share of the time that is left, unless a call before has done so and
         what it ``makes`` is still there."""
         from specdebug.apps.solve import StageRun
-        from specdebug.campaign.trials.state import digest_of
         from specdebug.cli.main import run
         from specdebug.report.terminal import text_of
 
@@ -166,7 +165,6 @@ class SolveCommand(opt.DeviceOptions, opt.PageOptions, opt.ContentOptions):
     def _state(self) -> str:
         """A digest of what decides how a stage comes out, besides its words."""
         from specdebug.campaign.trials.scenario import texts_of
-        from specdebug.campaign.trials.state import digest_of, own_state
 
         if not hasattr(self, "_code"):
             self._code = [*map(str, own_state().items())]
@@ -175,7 +173,6 @@ class SolveCommand(opt.DeviceOptions, opt.PageOptions, opt.ContentOptions):
     def _mined(self, target: str) -> None:
         """Make toggles of the fixes that --repo got lately, as far as they fit the engine, and use them from here."""
         from specdebug.apps.solve import OpenQuestion
-        from specdebug.base.git import ask
         from specdebug.campaign.trials.commits import commit_of, top_of
 
         top = top_of(self.repo or Path())

@@ -7,13 +7,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specdebug.base.abilities import DEFAULT
 from specdebug.base.errors import SpecDebugError
+from specdebug.campaign.trials.command import CommandSource
 from specdebug.cli import complete
 from specdebug.cli import options as opt
 from specdebug.cli.listings import CHECKS, ListOptions
 from specdebug.cli.mine import ToggleMine, ToggleMissing
 from specdebug.cli.output import note, on_stderr, progress, tell, workers
 from specdebug.cli.siblings import ToggleSiblings
+from specdebug.patching.drift import check, open_dist
+from specdebug.patching.drift.check import engines
+from specdebug.targets.installs.store import find_installed, store_folder
+from specdebug.targets.settings import ReleasedEngine, engine_of, parse_target
 
 if TYPE_CHECKING:
     from specdebug.campaign.loops.verify import LatentCheck, Matrix
@@ -38,8 +44,6 @@ class ToggleCheckCommand(ListOptions):
     version: str | None = opt.option("Take a source tree for this version, if it does not state its own.")
 
     def run(self) -> int:
-        from specdebug.patching.drift import check, open_dist
-        from specdebug.patching.drift.check import engines
         from specdebug.report.toggles import drift_report
 
         registry = self.library().registry
@@ -116,7 +120,6 @@ class ToggleVerify(opt.CommandOptions, opt.PlanOption, opt.JsonOptions, opt.Cont
 
     def _by_command(self, library: Library, command: Sequence[str]) -> int:
         """Verify fixes by a command instead of their scenarios."""
-        from specdebug.campaign.trials.command import CommandSource
         from specdebug.campaign.trials.hooked import HookedSource
         from specdebug.campaign.trials.verified import verify_by
         from specdebug.report.progress import PlainLines
@@ -152,10 +155,7 @@ class ToggleVerify(opt.CommandOptions, opt.PlanOption, opt.JsonOptions, opt.Cont
         """The fixes of these numbers, else all, with the edits of the engine that a target runs and what shows them
         there, the target, and those that are latent there. Raises SpecDebugError where nothing shows one that is
         named."""
-        from specdebug.base.abilities import DEFAULT
         from specdebug.campaign.loops.verify import check_latent
-        from specdebug.targets.installs.store import find_installed, store_folder
-        from specdebug.targets.settings import ReleasedEngine, engine_of, parse_target
 
         on = None if self.target is None else parse_target(self.target)
         target = DEFAULT if on is None else on

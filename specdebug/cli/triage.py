@@ -17,6 +17,7 @@ from specdebug.base.errors import SpecDebugError
 from specdebug.base.yamlio import one_line
 from specdebug.cli import options as opt
 from specdebug.cli.output import UNDECIDED, check_writable, note, progress, tell, workers
+from specdebug.logs.scan import scan
 
 if TYPE_CHECKING:
     from specdebug.apps.triage import Tried
@@ -95,8 +96,6 @@ class TriageCommand(opt.JsonOptions, opt.ContentOptions):
 
 def read_log(log: str) -> tuple[str, str, Scan]:
     """The name of a log, the same fit to be shown, and what it says. Raises SpecDebugError where it cannot be read."""
-    from specdebug.logs.scan import scan
-
     name = "stdin" if log == "-" else log
     shown = one_line(name, MAX_NAME)
     try:

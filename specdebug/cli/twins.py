@@ -5,6 +5,7 @@ from dataclasses import replace
 from specdebug.cli import complete
 from specdebug.cli import options as opt
 from specdebug.cli.output import progress, tell, workers
+from specdebug.faults.declare import parse_fault
 
 
 class TwinsCommand(opt.EngineOptions, opt.ResultOptions, opt.RunOptions, opt.ContentOptions):
@@ -46,7 +47,6 @@ class TwinsCommand(opt.EngineOptions, opt.ResultOptions, opt.RunOptions, opt.Con
         with workers(self.jobs) as pool:
             from specdebug.apps.twins.plan import plan_twins, relation_of
             from specdebug.apps.twins.run import TwinRunner
-            from specdebug.faults.declare import parse_fault
             from specdebug.report.twins import twins_report
 
             library = self.library()

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
@@ -17,6 +17,7 @@ from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.trials.journal import not_engine_code
 from specdebug.campaign.trials.search import Findings, Standing
 from specdebug.patching.hook import REVERT_VARIABLE
+from specdebug.patching.toggles import Toggle
 from specdebug.report.failed import Failed, head, shows
 from specdebug.report.parts import Column, Part, Plot, Report, Section, Style, Styled, lines, plain, table, verdict_of
 from specdebug.report.progress import TrialsDisplay
@@ -34,9 +35,6 @@ from specdebug.report.trials import (
 )
 from specdebug.report.words import counted, ended, replaced, shown, some, times
 from specdebug.search.posterior import BayesianSearch, Rate
-
-if TYPE_CHECKING:
-    from specdebug.patching.toggles import Toggle
 
 BAR = 24
 """Columns of a full bar."""

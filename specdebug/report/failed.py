@@ -5,16 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from specdebug.base.content import words_for
 from specdebug.campaign.loops.replay import ArmResult, Replay, as_it_should
+from specdebug.patching.toggles import Toggle
 from specdebug.report.parts import Line, Part, Plot, Preformatted, Section, Styled
 from specdebug.report.toggles import edit_lines, patches_of
 from specdebug.report.words import ended
-
-if TYPE_CHECKING:
-    from specdebug.patching.toggles import Toggle
 
 FAIL = Styled("fail", "fail")
 STAGES = "The stages of a step. The first wrong one is marked; arrows, if any, lead to where more was seen."

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
@@ -18,6 +18,7 @@ from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.trials.journal import not_engine_code, ran_key
 from specdebug.campaign.trials.sampling import Sampled, Tally
 from specdebug.patching.hook import REVERT_VARIABLE
+from specdebug.patching.toggles import Toggle
 from specdebug.report.failed import Failed, head, shows
 from specdebug.report.parts import Column, Line, Part, Plot, Report, Section, Styled, lines, plain, table
 from specdebug.report.progress import TrialsDisplay
@@ -37,9 +38,6 @@ from specdebug.report.words import ended, replaced, shown, times
 from specdebug.search.claims import Apart, Below, Claim, clean_bound, percent
 from specdebug.search.intervals import Interval, anytime_interval, clopper_pearson
 from specdebug.verdict.outcome import EXIT_CODES
-
-if TYPE_CHECKING:
-    from specdebug.patching.toggles import Toggle
 
 EVERY = 20
 """Plain output: runs between two lines, besides one for each failure."""

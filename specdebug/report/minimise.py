@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specdebug import __version__
 from specdebug.base.trial import TrialResult
+from specdebug.patching.toggles import Toggle
 from specdebug.report.failed import Failed, head, shows
 from specdebug.report.parts import Part, Report, Section, Styled, lines, plain, verdict_of
 from specdebug.report.progress import PlainLines
 from specdebug.report.trials import STOPPED, journal_line, more_trials
 from specdebug.report.words import counted, replaced, times
 from specdebug.search.minimise import MinimiseWatcher, StageResult, Summary, rarer
-
-if TYPE_CHECKING:
-    from specdebug.patching.toggles import Toggle
 
 NUMBERS = "numbers"
 """The beginning of the titles of stages that make numbers smaller."""

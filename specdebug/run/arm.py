@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from specdebug.base.abilities import INSIDE
 from specdebug.base.errors import ContentError, SpecDebugError
+from specdebug.base.trial import stream
+from specdebug.faults.declare import find_class
 from specdebug.run.session_run import Hits, SessionRun
 from specdebug.scenario.reworked import SET_BACK
 from specdebug.scenario.text import Decode, decoder, load_tokenizer
@@ -161,7 +163,6 @@ class _Arm(SessionRun):
         return pickle.loads(self._payload["packs"]) if "probes" in target.traits.shows else ()
 
     def _build(self, scenario: Scenario) -> tuple[RunLoop, Judge]:
-        from specdebug.base.trial import stream
         from specdebug.faults.injector import Injector
         from specdebug.run.loop import RunLoop, WorkloadDriver
 
@@ -199,7 +200,6 @@ class _Arm(SessionRun):
 
     def _judge(self, scenario: Scenario, asked: Asked, decode: Decode, session: Session) -> Judge:
         """The oracles, with a reference model only if something is to be compared with it."""
-        from specdebug.faults.declare import find_class
         from specdebug.run.dense import DenseReference
         from specdebug.run.judge import Judge
         from specdebug.run.oracles.base import OracleSettings

@@ -9,12 +9,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specdebug.base.errors import CheckpointError, ContentError, SpecDebugError
 from specdebug.base.features import NONE, Features
 from specdebug.base.trial import derive_seed, stream
 from specdebug.base.yamlio import one_line
+from specdebug.patching.toggles import Toggle
 from specdebug.scenario.grammar import (
     CorpusPrompt,
     Scenario,
@@ -25,10 +26,6 @@ from specdebug.scenario.grammar import (
     TokenPrompt,
     WorkloadGroup,
 )
-
-if TYPE_CHECKING:
-    from specdebug.patching.toggles import Toggle
-    from specdebug.scenario.grammar import Scenario
 
 
 @dataclass(frozen=True)

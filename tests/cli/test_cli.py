@@ -194,7 +194,7 @@ def test_a_fault_of_our_own_is_exit_3_and_a_traceback_only_on_demand(
     def broken(content: object) -> None:
         raise ZeroDivisionError("of the\nworst kind")
 
-    monkeypatch.setattr("specdebug.scenario.library.Library", broken)
+    monkeypatch.setattr("specdebug.cli.options.Library", broken)
     line = refused("toggles", "list", code=entry.INTERNAL_ERROR)
     assert line.startswith("internal error: ZeroDivisionError: of the worst kind (--debug shows where")
     assert run(["toggles", "list", "--debug"]) == entry.INTERNAL_ERROR
@@ -243,7 +243,7 @@ def test_a_machine_that_fails_the_command_itself_is_no_verdict(
     def broken(content: object) -> None:
         raise error
 
-    monkeypatch.setattr("specdebug.scenario.library.Library", broken)
+    monkeypatch.setattr("specdebug.cli.options.Library", broken)
     line = refused("toggles", "list", code=125)
     assert line.startswith("machine: ")
     assert str(error) in line

@@ -13,6 +13,7 @@ from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from specdebug import __version__
 from specdebug.base.errors import ContentError, SpecDebugError
 from specdebug.base.files import replace_file
 from specdebug.base.schema import Item
@@ -163,8 +164,6 @@ class Baseline:
 
     def text(self) -> str:
         """The file. Raises SpecDebugError where it would be larger than what is read again."""
-        from specdebug import __version__
-
         entries = [self.entries[key].to_dict() for key in sorted(self.entries, key=astuple)]
         document = {"format": FORMAT, "version": VERSION, "specdebug": __version__, "entries": entries}
         text = json.dumps(document, indent=1, allow_nan=False) + "\n"

@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specdebug.async_probe.gate import KINDS
 from specdebug.base import interrupts
@@ -22,6 +22,7 @@ from specdebug.base.attention_plans import PLANS
 from specdebug.base.errors import SpecDebugError, Where
 from specdebug.campaign.loops.replay import ArmResult, ArmRun, Progress, run_arms
 from specdebug.campaign.loops.warm import KeptServers
+from specdebug.patching import Edit
 from specdebug.patching.toggles import Toggle
 from specdebug.scenario.checks import engine_shape
 from specdebug.scenario.grammar import Arm, Expectation, Scenario
@@ -32,9 +33,6 @@ from specdebug.targets.settings import TargetChoice
 from specdebug.verdict.outcome import EXIT_CODES, Outcome, not_engine_code
 from specdebug.verdict.signatures import stated
 from specdebug.workers.pool import WorkerPool
-
-if TYPE_CHECKING:
-    from specdebug.patching import Edit
 
 _ENGINE = "specdebug.engine."
 

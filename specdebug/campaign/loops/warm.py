@@ -7,11 +7,12 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from specdebug.base.errors import SpecDebugError
 from specdebug.campaign.loops.replay import ArmListener, ArmResult, ArmRun, DeviceWatch, nested
 from specdebug.campaign.preload import PRELOAD
+from specdebug.patching.toggles import Toggle
+from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.workload import Common, Foreseen
 from specdebug.targets.launch.keeper import MAX_IDLE, ServerKeeper
 from specdebug.targets.launch.target import LaunchTarget
@@ -19,10 +20,6 @@ from specdebug.targets.registry import find_target
 from specdebug.workers.job import Job, WorkerEnd
 from specdebug.workers.machine_failure import MachineFailed, MachineFailure
 from specdebug.workers.pool import WorkerPool
-
-if TYPE_CHECKING:
-    from specdebug.patching.toggles import Toggle
-    from specdebug.scenario.grammar import Scenario
 
 
 class KeptServers:

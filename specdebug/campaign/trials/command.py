@@ -25,7 +25,7 @@ from specdebug.campaign.trials.campaign import Candidate, TrialSource
 from specdebug.campaign.trials.state import command_state, content_digest, digest_of, files_of
 from specdebug.logs.scan import HANG, REVISION, LogReader, Scan, name_of
 from specdebug.patching.hook import REVERT_VARIABLE
-from specdebug.patching.toggles import OWN_ENGINE, Toggle
+from specdebug.patching.toggles import OWN_ENGINE, Toggle, apart
 from specdebug.scenario.library import Library
 from specdebug.workers.child import Child
 from specdebug.workers.foreground import cannot_run, require_program
@@ -39,8 +39,6 @@ class Takes(StrEnum):
 
     def apart(self, toggles: Iterable[Toggle], engines: Iterable[str]) -> frozenset[frozenset[str]]:
         """Return the pairs of fixes that it cannot revert together: all, or those that edit one line of an engine."""
-        from specdebug.patching.toggles import apart
-
         if self is Takes.SET:
             return apart(toggles, engines)
         names = (str(toggle.pr) for toggle in toggles)

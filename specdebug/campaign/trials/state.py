@@ -26,7 +26,7 @@ from specdebug.base.interpreters import other_python
 from specdebug.scenario.checks import asked_of
 from specdebug.scenario.grammar import Scenario
 from specdebug.targets.registry import find_target
-from specdebug.targets.settings import TargetChoice
+from specdebug.targets.settings import SERVE, LaunchedServer, ReleasedEngine, TargetChoice
 
 State = Mapping[str, str]
 
@@ -284,7 +284,6 @@ def engine_state(choice: TargetChoice) -> dict[str, str]:
     """Return the state of an engine that is not ours: the packages of an installed one, and of a checkout in its place
     the files, or what a command starts."""
     from specdebug.targets.installed import InstalledTarget
-    from specdebug.targets.settings import SERVE, LaunchedServer, ReleasedEngine
 
     if isinstance(choice, LaunchedServer) and choice.command != SERVE:
         with contextlib.suppress(ValueError):

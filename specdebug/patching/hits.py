@@ -55,6 +55,20 @@ def hits_of(index: int) -> int:
     return _counts[index] + sum(memoryview(word).cast("Q")[0] for word in words if len(word) == _WORD)
 
 
+def take_hits() -> dict[int, int]:
+    """The passes of this process since this was last asked, by counter; it counts them no more."""
+    taken = {index: count for index, count in enumerate(_counts) if count}
+    for index in taken:
+        _counts[index] = 0
+    return taken
+
+
+def add_hits(taken: Mapping[int, int]) -> None:
+    """Count what a fork of this process has taken."""
+    for index, count in taken.items():
+        _counts[index] += count
+
+
 def cell_of(index: int) -> int:
     """The number of a counter in the process that began it all."""
     return _cells.get(index, index)

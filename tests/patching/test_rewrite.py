@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdebug.patching import Patch, PatchError
-from specdebug.patching.hits import hits_of, new_counter
+from specdebug.patching.hits import add_hits, hit, hits_of, new_counter, take_hits
 from specdebug.patching.match import place
 from specdebug.patching.rewrite import CodeTree, rewrite
 from specdebug.patching.source import ModuleSource
@@ -381,3 +381,13 @@ def test_code_that_is_sent_to_a_process_without_us_runs_there():
     assert [hits_of(index) for index in counters] == [0, 0]
     assert (names["plain"](1), names["table"]["f"](1)) == (2, 3)
     assert [hits_of(index) for index in counters] == [1, 1]
+
+
+def test_passes_of_a_fork_are_taken_there_and_counted_here() -> None:
+    counter = new_counter()
+    hit(counter)
+    taken = take_hits()
+    assert (taken[counter], hits_of(counter)) == (1, 0)
+    hit(counter)
+    add_hits(taken)
+    assert hits_of(counter) == 2

@@ -91,7 +91,7 @@ class Said:
 
 @dataclass
 class RankReport:
-    """A rank's account of a step."""
+    """A rank's account of a step. ``hits``: passes through edits, by their counters."""
 
     stepped: Stepped
     said: list[Said]
@@ -100,6 +100,7 @@ class RankReport:
     collectives: list[Collective]
     problems: list[str]
     findings: list[Any]
+    hits: dict[int, int] = field(default_factory=dict)
 
 
 class Noted:

@@ -17,6 +17,7 @@ from torch import Tensor
 from specdebug import async_probe
 from specdebug.base.abilities import Ability
 from specdebug.events import Decided, Prefilled, RanksBegin, RankStepped, Stepped
+from specdebug.patching.hits import add_hits, take_hits
 from specdebug.targets.base import Session, StoredDrafts
 from specdebug.targets.ranks.collectives import Board, FlightRecorder
 from specdebug.targets.ranks.crew import Crew, hear, messages, tell
@@ -91,6 +92,7 @@ class Ranks:
         return self._make(recorder.rank, watch, starts)
 
     def _live(self, recorder: FlightRecorder, channel: Connection) -> None:
+        take_hits()  # those from before the fork are the worker's
         session = self._built(recorder, _unwatched, hear(channel))
         _serve(self.layout, session, recorder, self._handovers, channel)
 
@@ -123,7 +125,9 @@ def _serve(
             tell(channel, getattr(session, turn.asked)())
         else:
             stepped = _stepped(turn, session, recorder, handovers)
-            tell(channel, noted.report(stepped, recorder.taken(), async_probe.drain()))
+            report = noted.report(stepped, recorder.taken(), async_probe.drain())
+            report.hits = take_hits()
+            tell(channel, report)
 
 
 def _stepped(turn: _Turn, session: SglangSession, recorder: FlightRecorder, handovers: Handovers | None) -> Stepped:
@@ -241,6 +245,7 @@ class RankedSession(Session):
         """Take in what ranks report, and tell of each step once all have."""
         for rank, report in reports.items():
             self._untold[rank].append(report)
+            add_hits(report.hits)
             self._findings += [(rank, each) for each in report.findings]
             self._problems += report.problems if not rank else [f"{each} (rank {rank})" for each in report.problems]
         while all(self._untold.values()):

@@ -127,6 +127,7 @@ def test_several_ranks_are_one_and_one_is_two(
 ) -> None:
     twin = targets["sglang"].twin(RELATIONS["ranks"], {**CHAIN, **ranks}, 200)
     assert twin.options == other
+    assert twin.unlike == (("accept lengths",) if "pp" in ranks else ())
 
 
 @pytest.mark.parametrize(("given", "other"), [(None, "skewed"), ("skewed", "round_robin")])

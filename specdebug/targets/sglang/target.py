@@ -176,7 +176,9 @@ class SglangTarget(InstalledTarget):
             found = super().twin(relation, options, prompt)
         if SEEDED in self._settings.arguments:
             found = replace(found, coins=relation.name not in OTHER_COINS)
-        return replace(found, unlike=("accept lengths",)) if SGLANG.drafts_by_history(options) else found
+        # A pipeline drafts behind a verify alone, so its first verify has no drafts.
+        staged = relation.name == "ranks" and RankLayout.read(options).pp > 1
+        return replace(found, unlike=("accept lengths",)) if staged or SGLANG.drafts_by_history(options) else found
 
     def forks(self, options: Mapping[str, Any]) -> bool:
         _, foreign, _ = SGLANG.named(options)

@@ -291,6 +291,8 @@ class SglangSession(Session):
         which servers know what they hand over."""
         request = SglangRequest(rid, prompt_ids, sampling, speculative, room)
         self._requests[rid] = request
+        if features_of(sampling).grammar:
+            attempt_grammars(self._scheduler)  # each rank's; of the one that admitted it that is done
         if self._leads:
             self._arriving.append(self._tokenized(request))
 

@@ -12,7 +12,7 @@ RELEASE = "sglang==0.5.23"
 ON = ("--arm", "fixed", "--target", RELEASE, "--no-locate")
 
 
-@pytest.mark.parametrize("name", ["tp2_eagle", "dp2_idle_mtp"])
+@pytest.mark.parametrize("name", ["tp2_eagle", "dp2_idle_mtp", "dp2_eager_extend", "pp2_eagle", "pd_eagle"])
 def test_several_ranks_serve_what_one_does(name: str) -> None:
     code, arm = replayed(f"ranks/{name}", *ON)
     assert (code, arm["verdict"]) == (0, "pass")
@@ -36,6 +36,13 @@ def test_a_rank_that_is_late_is_waited_for() -> None:
     assert (code, arm["verdict"]) == (0, "pass")
 
 
-def test_logits_that_are_not_counted_make_drafts_worse() -> None:
-    code, arm = replayed("ranks/dp2_idle_mtp", *ON, revert=16974)
-    assert (code, arm["signature"]) == (1, "mismatch@draft_state")
+@pytest.mark.parametrize(
+    ("number", "scenario", "signature"),
+    [
+        (16974, "dp2_idle_mtp", "mismatch@draft_state"),
+        (16310, "dp2_eager_extend", "mismatch@draft_state"),
+    ],
+)
+def test_a_fix_of_ranks_shows_where_it_is_taken_out(number: int, scenario: str, signature: str) -> None:
+    code, arm = replayed(f"ranks/{scenario}", *ON, revert=number)
+    assert (code, arm["signature"]) == (1, signature)

@@ -135,12 +135,14 @@ def check(made: Sequence[Reversal], patches: Sequence[Patch]) -> None:
 
 
 def _module(path: str, text_of: Callable[[str], str | None]) -> str | None:
-    """The name of the module at a path: of the packages around it, as far up as they go."""
+    """The name of the module at a path: from the outermost package around it, of which folders between are parts
+    without an ``__init__.py``, too."""
     *folders, name = path.removesuffix(".py").split("/")
-    parts = [] if name == "__init__" else [name]
-    while folders and text_of("/".join([*folders, "__init__.py"])) is not None:
-        parts.insert(0, folders.pop())
-    return ".".join(parts) if len(parts) > (name != "__init__") else None
+    for top in range(len(folders)):
+        inner = [*folders[top:], *([] if name == "__init__" else [name])]
+        if all(map(str.isidentifier, inner)) and text_of("/".join([*folders[: top + 1], "__init__.py"])) is not None:
+            return ".".join(inner)
+    return None
 
 
 def _source(file: FileDiff, module: str, text: str | None) -> ModuleSource:

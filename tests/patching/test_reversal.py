@@ -113,3 +113,13 @@ def test_what_cannot_be_taken_back_is_told() -> None:
 def test_what_is_no_diff_is_refused(text: str) -> None:
     with pytest.raises(SpecDebugError, match="the diff"):
         read_diff(text)
+
+
+def test_a_folder_without_an_init_is_part_of_the_package_around_it() -> None:
+    """As SGLang's ``srt`` and all below it are."""
+    files = {"python/toy/__init__.py": "", "python/toy/deep/er/pool.py": "SIZE = 2\n", "lone/pool.py": "SIZE = 2\n"}
+    diff = "--- a/{0}\n+++ b/{0}\n@@ -1 +1 @@\n-SIZE = 1\n+SIZE = 2\n"
+    paths = ("python/toy/deep/er/pool.py", "lone/pool.py")
+    made, left_out = reversals(read_diff("".join(diff.format(path) for path in paths)), files.get)
+    assert isinstance(made, Reversal) and made.source.name == "toy.deep.er.pool"
+    assert left_out == "lone/pool.py: no module of a package"

@@ -109,6 +109,8 @@ def test_a_revert_that_another_engine_has_is_expected_there_as_its_toggle_says(n
         assert "sglang" in scenario.arms["reverted"].not_on, "arrivals fall otherwise there"
     elif "sglang" in toggle.get("mends", ()):
         assert "sglang" in scenario.arms["reverted"].not_on, "its releases lack the fix"
+    elif "sglang" in toggle["patches"] and "sglang" in scenario.arms["reverted"].not_on:
+        assert toggle["detected_in"]["sglang"]["scenario"] in scenario.arms["reverted"].not_on["sglang"]
     elif "sglang" in toggle["patches"]:
         assert scenario.expectation_of("reverted").signatures == (toggle["detected_in"]["sglang"]["signature"],)
     else:

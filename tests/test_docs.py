@@ -12,7 +12,8 @@ import typer
 
 from specdebug.cli.main import app
 from specdebug.faults.catalogue import CLASSES
-from tools import abilities_page, grammar_page, make_questions, outside
+from specdebug.patching.toggles import load_registry
+from tools import abilities_page, grammar_page, make_questions, mined_page, outside
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -148,3 +149,13 @@ def test_the_table_of_abilities_is_made_of_what_was_measured() -> None:
     assert abilities_page.written(made, [{"target": "vllm/v2==0.32.0", "rows": [row]}]) == made
     with pytest.raises(ValueError, match="has no <!-- abilities -->"):
         abilities_page.written("no marks", [])
+
+
+def test_the_table_of_mined_fixes_is_that_of_its_facts_and_the_registry() -> None:
+    fixes, toggles = mined_page.rows(), {each.pr: each for each in load_registry().all}
+    page = mined_page.PAGE.read_text(encoding="utf-8")
+    assert page == mined_page.written(page, mined_page.section(fixes, toggles))
+    shown = {each["pr"] for each in fixes if each["engine"] in getattr(toggles.get(int(each["pr"])), "detected_in", ())}
+    assert not [each["pr"] for each in fixes if each["pr"] not in shown and not each["why"]], (
+        "each of the rest has its reason"
+    )

@@ -121,5 +121,6 @@ def test_a_folder_without_an_init_is_part_of_the_package_around_it() -> None:
     diff = "--- a/{0}\n+++ b/{0}\n@@ -1 +1 @@\n-SIZE = 1\n+SIZE = 2\n"
     paths = ("python/toy/deep/er/pool.py", "lone/pool.py")
     made, left_out = reversals(read_diff("".join(diff.format(path) for path in paths)), files.get)
-    assert isinstance(made, Reversal) and made.source.name == "toy.deep.er.pool"
+    assert isinstance(made, Reversal)
+    assert made.source.name == "toy.deep.er.pool"
     assert left_out == "lone/pool.py: no module of a package"

@@ -10,7 +10,7 @@ from packaging.utils import canonicalize_name
 from specdebug.base.errors import Where
 from specdebug.patching.drift.check import fit, patches_for
 from specdebug.patching.drift.dist import Dist
-from specdebug.patching.source import Patch
+from specdebug.patching.source import Edit, Patch
 from specdebug.patching.toggles import Toggle
 
 State = Literal["lacks", "unknown", "has"]
@@ -55,15 +55,21 @@ def _judged(dist: Dist, toggle: Toggle, engine: str) -> KnownFix:
 def _state(dist: Dist, toggle: Toggle, engine: str) -> tuple[State, str, str]:
     """Say whether it has the fix, and where that is seen, or why it is not known."""
     there, gone = _MENDED if engine in toggle.mends else _REVERTED
+    own = patches_for(dist, toggle)
     for patches in _of_ranges(dist, toggle, engine):
         found = fit(dist, patches)
-        if not found.problems:
+        if not found.problems and (own is not None or any(not _adds(edit) for each in patches for edit in each.edits)):
             return there, inside(dist, found.places[0]), ""
     for patches in _of_ranges(dist, toggle, engine):
         found = fit(dist, back := _turned_round(patches))
         if back and not found.problems:
             return gone, inside(dist, found.places[0]), ""
     return "unknown", "", "neither its lines nor those before it are there as the patches have them"
+
+
+def _adds(edit: Edit) -> bool:
+    """Return True if an edit puts in every line that it matches: these may be there without the fix, too."""
+    return set(edit.match.splitlines()) <= set(edit.replacement.splitlines())
 
 
 def inside(dist: Dist, place: Where) -> str:

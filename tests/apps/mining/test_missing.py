@@ -60,6 +60,12 @@ def test_patches_for_other_versions_say_it_where_none_are_for_this_one(tmp_path:
     assert found.state == "has"
 
 
+def test_lines_that_a_patch_keeps_do_not_say_it_of_another_version(tmp_path: Path) -> None:
+    dist = release(tmp_path, FIXED)
+    adding = [toggle(1, versions, replacement=f'"{FIX}\\n{FIX}"') for versions in (">=2.0", ">=1.0")]
+    assert [known_fixes(dist, [each])[0].state for each in adding] == ["unknown", "has"]
+
+
 def test_a_patch_that_puts_a_fix_in_says_the_opposite(tmp_path: Path) -> None:
     mending = toggle(1, match=BEFORE, replacement=FIX, more="mends: [toy]\n")
     assert [each.state for each in known_fixes(release(tmp_path, BROKEN), [mending])] == ["lacks"]

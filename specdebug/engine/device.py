@@ -1,7 +1,5 @@
 """The two crossings between host and device that serving needs, neither of which stalls the device."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

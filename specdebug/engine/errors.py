@@ -1,7 +1,5 @@
 """Errors of a running engine; a user sees each as one line."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Reports of work that makes a step unusually long (capturing graphs, compiling kernels) to listeners; none waits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 Listener = Callable[[str], None]

@@ -2,8 +2,6 @@
 the probe is called with slots of a pool, they are the rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal

@@ -4,8 +4,6 @@ The result attends layer by layer, and can be planned anew for the next batch of
 its attention. Which planner and backend serve a plan on a device is chosen here.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """FlashAttention-3's plan: page tables and lengths; trees and branches become a cascade of two passes."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

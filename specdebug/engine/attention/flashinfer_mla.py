@@ -4,8 +4,6 @@ Upstream has a draft backend for each kind of model (``FlashInferMLAMultiStepDra
 their buffers apart. Latents are for long contexts, so rows that no forward reads are left out here.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

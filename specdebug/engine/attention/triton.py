@@ -1,7 +1,5 @@
 """Triton's plan: FlashInfer's lists with int64 indices, and split-KV decode chosen by the planner."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

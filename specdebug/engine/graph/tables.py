@@ -1,7 +1,5 @@
 """The static buffers of EAGLE's forwards, and what their padding rows are."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -4,8 +4,6 @@ Walks take tokens, next_token (first child) and next_sibling, int64 [B, T], -1 f
 ``Acceptance``: predict int32 [B·T], accept_index int32 [B, S+1], num_correct_drafts int32 [B].
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -5,8 +5,6 @@ branch k takes cells from L - r + k·n·P (r = L mod P, n = ceil((r + S) / P)), 
 prefix positions that share the tail page are duplicated into branches 1..K-1 of the draft pool.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """Rows of a KV pool are written and moved, and rows that next-n layers extend over put together."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import NamedTuple
 

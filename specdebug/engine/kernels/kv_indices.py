@@ -1,7 +1,5 @@
 """Lists of the slots that each sequence attends: packed one after another, or as page tables."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """The likeliest tokens of each row of logits."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Attention over two disjoint sets of keys, as FlashAttention gives it, merged by log-sum-exp."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -5,8 +5,6 @@ package make the same accesses with these helpers, so an overrun lands in the ne
 same arena. Leaving the allocation raises :class:`IllegalAddress`.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from specdebug.engine.errors import IllegalAddress

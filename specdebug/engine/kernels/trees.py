@@ -1,7 +1,5 @@
 """Draft trees: their links and ancestor masks, and the masks of a verify batch."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The choice between a torch reference and its Triton twin."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from collections.abc import Callable

@@ -5,8 +5,6 @@ heads), or one that a package brings by an entry point of the group ``specdebug.
 Target and draft pools are separate and share slot ids. Only executors and kernels know what a slot's elements are.
 """
 
-from __future__ import annotations
-
 from typing import Protocol, Unpack
 
 import torch

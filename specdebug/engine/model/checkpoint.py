@@ -5,8 +5,6 @@ EAGLE heads ship). A tensor is read when it is asked for, so a big model is neve
 one-line CheckpointError.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import zipfile

@@ -5,8 +5,6 @@ vocabularies, Hq query heads, Hkv key-value heads, D the width of a query and a 
 state between calls.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor

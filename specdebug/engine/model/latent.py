@@ -7,8 +7,6 @@ brought back by W_UV. A group of experts is ranked by the sum of its best two; o
 are chosen, by sigmoid scores that a bias corrects for the choice alone.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 

@@ -6,8 +6,6 @@ is folded into the linear layer after it, and the norm is three kernels: at batc
 In bf16 and fp16 folding would round the weights a second time.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

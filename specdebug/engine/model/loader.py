@@ -10,8 +10,6 @@ Published EAGLE heads carry the architecture of their target, and often more of 
 does not tell a head from anything else. The names of the tensors do: every kind has some that no other has.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The models that the engine runs: a target, whose layers are Llama's or another family's, and the drafts for it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

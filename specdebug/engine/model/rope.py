@@ -5,8 +5,6 @@ To rotate a pair (a, b) by an angle is to multiply a + ib by e^(i angle). With p
 are multiplied by one. On a GPU one kernel does it, the look-up included.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

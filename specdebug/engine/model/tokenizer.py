@@ -1,7 +1,5 @@
 """A target's ``tokenizer.json``: text to ids and back."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

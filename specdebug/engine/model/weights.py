@@ -1,7 +1,5 @@
 """Tensors of a checkpoint in the form that layers use: cast, fused, transposed, gains folded in."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 

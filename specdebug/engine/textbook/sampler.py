@@ -2,8 +2,6 @@
 request's own. Top-k and top-p keep every token as likely as the last one they keep.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence

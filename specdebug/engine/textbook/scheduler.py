@@ -1,7 +1,5 @@
 """Which requests run next: first come first served, prefill before decode, chunk by chunk; no clock, no randomness."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable
 

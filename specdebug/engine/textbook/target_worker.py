@@ -1,7 +1,5 @@
 """The target model on its own: prefill of prompt chunks, and plain one-token decoding."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -6,8 +6,6 @@ position L - 1 and attend the target's KV of [0, L). With K branches a request h
 Stage 6 keeps the target's hidden state at the last accepted position. Source: SGLang ``frozen_kv_mtp_worker.py``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast

@@ -7,8 +7,6 @@ the last accepted row what the layer before drafted moves in behind them. Source
 whose layers grow by a row each instead.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

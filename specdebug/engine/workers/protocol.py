@@ -2,8 +2,6 @@
 leaves which tokens are proposed (stage 1) and what is computed of the accepted ones (stage 6).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar

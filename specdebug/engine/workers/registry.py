@@ -1,7 +1,5 @@
 """The algorithms that ``speculative.algorithm`` may name and what serves each, and the line-up. Imports no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -6,8 +6,6 @@ tokens alone. Upstream leaves requests that end out of the extend; here they are
 hits what they leave relies on its draft KV. Source: SGLang ``EAGLEWorker`` and ``EagleVerifyInput`` (0.5.9).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ allocation is an illegal address. Padding repeats a sequence's own first slot un
 loads past a sequence's end: a NaN there must not leak, one inside the sequence must.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """FlashInfer's plan: every sequence is a slice of one packed index list; trees ride on a flat bit mask."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

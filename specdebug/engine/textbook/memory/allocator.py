@@ -6,8 +6,6 @@ contiguous as long as the pool is not fragmented, which makes KV gathers plain c
 and are sorted in when the head runs short. The same calls give the same ids.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

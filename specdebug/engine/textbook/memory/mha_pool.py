@@ -1,7 +1,5 @@
 """The KV pool of multi-head and grouped-query attention: keys and values of every KV head, in tensors of their own."""
 
-from __future__ import annotations
-
 from typing import NotRequired, TypedDict, Unpack
 
 import torch

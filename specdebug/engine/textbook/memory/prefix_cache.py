@@ -1,7 +1,5 @@
 """Prefix reuse: requests take slots from the radix cache, and leave theirs there."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor

@@ -3,8 +3,6 @@
 Row 0 belongs to no request and holds zeros, so that padded batch rows resolve to the padding slot.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

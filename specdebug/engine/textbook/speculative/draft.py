@@ -5,8 +5,6 @@ What one step leaves for the next is kept on the device and indexed by ``req_poo
 mirrors only lengths that it needs for allocation. ``tree.py`` says which candidates go on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial

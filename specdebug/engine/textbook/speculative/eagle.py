@@ -1,7 +1,5 @@
 """Stages 1 and 6 with an EAGLE or EAGLE-3 head: a loop of draft forwards, and one over the accepted tokens."""
 
-from __future__ import annotations
-
 from typing import cast
 
 import torch

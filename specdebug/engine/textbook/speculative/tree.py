@@ -7,8 +7,6 @@ node i > 0 is chosen candidate i - 1. Sources: EAGLE-2 (arXiv:2406.16858); SGLan
 ``organize_draft_results``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Stage 3, verify: one target forward over the whole tree, which writes KV of node i to row cell L + i."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -30,6 +30,7 @@ class ForeignAlgorithm:
         renamed: flags that are other ones there.
         hides: abilities that its session lacks.
         remembers: what it drafts depends on the texts that were served before, which a thread of its own takes in.
+        draws: a sampled request's drafts are drawn, too, for padding rows of a graph as well.
         architectures: those that its draft must have one of, where ours has an algorithm of the same name for others.
     """
 
@@ -39,6 +40,7 @@ class ForeignAlgorithm:
     renamed: tuple[tuple[str, str], ...] = ()
     hides: frozenset[Ability] = _DRAFTS
     remembers: bool = False
+    draws: bool = False
     architectures: frozenset[str] = frozenset()
 
     @property
@@ -156,7 +158,7 @@ SGLANG = Repertoire(
             "none", renamed=(("--speculative-eagle-topk", "--speculative-ngram-max-bfs-breadth"),), remembers=True
         ),
         "DFLASH": _BLOCK,
-        "DSPARK": _BLOCK,
+        "DSPARK": replace(_BLOCK, draws=True),
         "NEXTN": ForeignAlgorithm("head", hides=frozenset()),
         "FROZEN_KV_MTP": ForeignAlgorithm(
             "model", architectures=frozenset({"Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM"})

@@ -152,6 +152,8 @@ def test_coins_are_the_same_where_each_request_has_its_own(targets: dict[str, Ta
         for name, target in targets.items()
     }
     assert coins["sglang"] == {"backend", "eager", "restart"}  # where the same batches draw at once
+    dspark = {"model": "tiny", "speculative": {"algorithm": "DSPARK", "num_steps": 3, "draft_model": "tiny-dspark"}}
+    assert not targets["sglang"].twin(RELATIONS["eager"], dspark, 200).coins  # a graph draws drafts for padding, too
     assert coins["embedded"] & {"plain", "retracted", "again", "reference"} == set()
     assert {"alone", "cold", "order", "chunks", "eager", "overlap", "page"} <= coins["embedded"]
     assert "again" in coins["vllm"]

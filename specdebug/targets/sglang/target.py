@@ -174,6 +174,9 @@ class SglangTarget(InstalledTarget):
             raise NoTwin("this release has no switch that sets requests back")
         else:
             found = super().twin(relation, options, prompt)
+        _, foreign, _ = SGLANG.named(options)
+        if relation.name == "eager" and foreign is not None and foreign.draws:
+            found = replace(found, coins=False)
         if SEEDED in self._settings.arguments:
             found = replace(found, coins=relation.name not in OTHER_COINS)
         # A pipeline drafts behind a verify alone, so its first verify has no drafts.

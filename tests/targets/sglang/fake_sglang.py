@@ -213,7 +213,7 @@ def import_fake(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(own, kind.__name__, copied(kind))
     arguments = {
         "prepare_server_args": tuple,
-        "PortArgs": SimpleNamespace(init_new=lambda args: f"the ports of {len(args)}"),
+        "PortArgs": SimpleNamespace(init_new=lambda args: SimpleNamespace(rpc_ipc_name=None)),
     }
     modules: dict[str, Mapping[str, Any]] = {
         "managers.scheduler": {"Scheduler": own.Scheduler},  # type: ignore[attr-defined]

@@ -11,6 +11,7 @@ import inspect
 import tempfile
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -86,6 +87,7 @@ class Start:
         arguments = in_sglang("srt.server_args")
         args = arguments.prepare_server_args([*words])
         ports = arguments.PortArgs.init_new(args)
+        _unmade(ports)
         return cls(args, _apart(ports) if apart else ports)
 
     @property
@@ -97,6 +99,14 @@ class Start:
 def free_port() -> int:
     """A port that SGLang finds free."""
     return int(in_sglang("srt.utils.network").get_free_port())
+
+
+def _unmade(ports: Any) -> None:
+    """Remove the empty files that reserve the names of a server's sockets: SGLang leaves them behind."""
+    for name in vars(ports):
+        before, scheme, path = str(getattr(ports, name)).partition("ipc://")
+        if scheme and not before:
+            Path(path).unlink(missing_ok=True)
 
 
 def _apart(ports: Any) -> Any:

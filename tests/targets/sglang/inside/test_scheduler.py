@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import attrgetter
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,9 +17,21 @@ from specdebug.events import BatchBegan, BatchEnded, Observers, StepBegan, StepO
 from specdebug.faults.declare import parse_fault
 from specdebug.faults.injector import Injector
 from specdebug.targets.sglang.faults import BETWEEN_BATCHES
+from specdebug.targets.sglang.inside import scheduler as scheduling
 from specdebug.targets.sglang.inside.faults import SeenEngine, SeenRequest
-from specdebug.targets.sglang.inside.scheduler import violated
+from specdebug.targets.sglang.inside.scheduler import Start, violated
 from tests.targets.sglang.inside.engine import scheduler
+
+
+def test_files_that_only_reserve_the_names_of_sockets_are_removed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (reserved := tmp_path / "socket").touch()
+    ports = SimpleNamespace(rpc_ipc_name=f"ipc://{reserved}", tokenizer_worker_ipc_name="", nccl_port=1)
+    arguments = SimpleNamespace(prepare_server_args=tuple, PortArgs=SimpleNamespace(init_new=lambda args: ports))
+    monkeypatch.setattr(scheduling, "in_sglang", lambda name: arguments)
+    assert Start.of(["--tp", "1"]).ports is ports
+    assert not reserved.exists()
 
 
 @pytest.mark.parametrize("running", [True, False])

@@ -212,7 +212,7 @@ def import_fake(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in (Scheduler, SchedulerRequestReceiver, SenderWrapper):
         monkeypatch.setattr(own, kind.__name__, copied(kind))
     arguments = {
-        "prepare_server_args": tuple,
+        "prepare_server_args": lambda words: SimpleNamespace(words=words, check_server_args=lambda: None),
         "PortArgs": SimpleNamespace(init_new=lambda args: SimpleNamespace(rpc_ipc_name=None)),
     }
     modules: dict[str, Mapping[str, Any]] = {

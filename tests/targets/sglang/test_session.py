@@ -120,7 +120,7 @@ def ran(session: SglangSession) -> list[Stepped]:
 
 def test_a_scheduler_is_built_by_its_command_line_and_what_has_no_place_is_lost(serve: Any) -> None:
     session, scheduler = serve()
-    assert (scheduler.words, scheduler.ranks, session.vocab_size) == (("--words",), (0, 0, None), 64)
+    assert (scheduler.words.words, scheduler.ranks, session.vocab_size) == (["--words"], (0, 0, None), 64)
     assert [(each.what, each.stand_in) for each in session.lost()] == [(PROBES, False)]
 
 

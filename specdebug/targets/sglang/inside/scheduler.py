@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdebug.base.errors import InvalidOption
 from specdebug.targets.ranks.layout import RankLayout
 from specdebug.targets.sglang.inside.seats import Seat, in_sglang
 from specdebug.targets.sglang.inside.states import violated_states
@@ -116,10 +117,23 @@ def _apart(ports: Any) -> Any:
     return dataclasses.replace(ports, **own)
 
 
+def _check(args: Any) -> None:
+    """What a server checks before it starts its ranks. Raises InvalidOption."""
+    if hasattr(args, "resolve_once"):  # from some release after 0.5.18 on
+        args.resolve_once()
+    try:
+        args.check_server_args()
+    except AssertionError as error:
+        raise InvalidOption(f"engine: SGLang refuses these options: {error}") from error
+
+
 def make_scheduler(start: Start, layout: RankLayout, rank: int = 0) -> Any:
-    """A scheduler of one rank. Raises what SGLang raises."""
+    """A scheduler of one rank. Raises InvalidOption for what a server refuses before it starts, and what SGLang
+    raises."""
     own = in_sglang("srt.managers.scheduler")
     within = layout.within(rank)
+    if not within:
+        _check(start.args)
     part = layout.part(rank) if layout.dp > 1 else None
     ports = _apart(start.ports) if rank else start.ports
     if not hasattr(own, "SpawnRanks"):  # up to some release after 0.5.18 ranks are told one by one

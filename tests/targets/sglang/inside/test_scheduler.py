@@ -12,14 +12,16 @@ import pytest
 import torch
 
 from specdebug import async_probe
+from specdebug.base.errors import InvalidOption
 from specdebug.base.trial import stream
 from specdebug.events import BatchBegan, BatchEnded, Observers, StepBegan, StepOver
 from specdebug.faults.declare import parse_fault
 from specdebug.faults.injector import Injector
+from specdebug.targets.ranks.layout import RankLayout
 from specdebug.targets.sglang.faults import BETWEEN_BATCHES
 from specdebug.targets.sglang.inside import scheduler as scheduling
 from specdebug.targets.sglang.inside.faults import SeenEngine, SeenRequest
-from specdebug.targets.sglang.inside.scheduler import Start, violated
+from specdebug.targets.sglang.inside.scheduler import Start, make_scheduler, violated
 from tests.targets.sglang.inside.engine import scheduler
 
 
@@ -32,6 +34,16 @@ def test_files_that_only_reserve_the_names_of_sockets_are_removed(
     monkeypatch.setattr(scheduling, "in_sglang", lambda name: arguments)
     assert Start.of(["--tp", "1"]).ports is ports
     assert not reserved.exists()
+
+
+def test_what_a_server_refuses_before_it_starts_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise AssertionError("chunked_prefill_size must be divisible by page_size")
+
+    monkeypatch.setattr(scheduling, "in_sglang", lambda name: SimpleNamespace())
+    start = Start(SimpleNamespace(check_server_args=refuse), None)
+    with pytest.raises(InvalidOption, match="SGLang refuses these options: chunked_prefill_size must be divisible"):
+        make_scheduler(start, RankLayout())
 
 
 @pytest.mark.parametrize("running", [True, False])

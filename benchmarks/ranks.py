@@ -133,13 +133,15 @@ def drawn(setup: str, seed: int, number: int) -> dict[str, Any]:
         # pads a draft's batch behind its plan, and its own check of the attention ends it (docs/ranks.md).
         space = replace(space, tight=(False,), graphs=({"max_bs": 4}, {"max_bs": 4, "capture_bs": [4]}))
     engine, page = TargetOptions(space, SGLANG).drawn(seed, number, LONGEST_PROMPT + MOST_NEW)
-    rng = stream(seed, "ranks", setup, number)
+    layout, rng = layouts[number % len(layouts)], stream(seed, "ranks", setup, number)
+    if engine["chunked_prefill_size"] is not None:  # parts share a chunk, of which each is to have whole pages
+        engine["chunked_prefill_size"] *= layout.get("dp", 1)
     return {
         "name": f"{setup}-{seed}-{number}",
         "description": f"Scenario {number} drawn of seed {seed} for {setup}.",
         "target": "sglang",
         "seed": rng.getrandbits(31),
-        "engine": engine | layouts[number % len(layouts)],
+        "engine": engine | layout,
         "workload": groups(rng, page if page > LONGEST_PROMPT else 0),
         "arms": {"drawn": {}},
         "limits": {"max_steps": 3000, "timeout_s": 300},

@@ -66,7 +66,7 @@ class TwinBreak:
             bad = [each.gap > each.allowed for each in (left, right)]
         else:
             told = zip((self.left, self.right), (left, right), strict=True)
-            bad = [_apart(mine, its.logprob, allowed) for mine, its in told]
+            bad = [mine is None or _apart(mine, its.logprob, allowed) for mine, its in told]  # one was never told
         wrong: Wrong = "both" if all(bad) else "first" if bad[0] else "second" if bad[1] else ""
         return replace(self, weighed=(left, right), wrong=wrong, excused=self.what == "tokens" and not any(bad))
 
@@ -159,7 +159,7 @@ def _breaks(one: RequestResult, other: RequestResult, rules: Rules) -> list[Twin
         unlike += [(n, *pair) for n, pair in enumerate(told) if _apart(*pair, rules.allowed)]
         unlike += [(n, *pair) for n, each in enumerate(tops) if (pair := _other_top(*each, rules.allowed)) is not None]
         counts = len(one.logprobs[:upto]), len(other.logprobs[:upto])
-        if counts[0] != counts[1]:
+        if counts[0] != counts[1] and not aborted:  # one may end before it was told those of its last tokens
             last = min(counts)
             left, right = (each.logprobs[last] if last < len(each.logprobs) else None for each in (one, other))
             unlike.append((last, left, right))

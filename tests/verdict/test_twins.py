@@ -42,6 +42,7 @@ def test_equal_servings_hold() -> None:
         ({"output": (1, 2), "finish_reason": "abort", "accept_lengths": ()}, []),
         ({"output": (1, 7), "finish_reason": "abort"}, [("tokens", 1, 2, 7)]),
         ({"logprobs": (-1.0, -1.0)}, [("log probabilities", 2, -1.0, None)]),  # one was never told
+        ({"output": (1, 2), "finish_reason": "abort", "logprobs": ()}, []),
         # log probabilities count up to the first other token
         ({"output": (1, 2, 9, 4), "logprobs": (-1.0, -1.0, -5.0, -5.0)}, [("tokens", 2, 3, 9)]),
     ],
@@ -125,6 +126,8 @@ def test_a_log_probability_is_never_excused() -> None:
     word = TokenWord(7, 0.0, 0.01, -1.0)
     judged = TwinBreak("a", "log probabilities", 3, -1.0, -1.5).judged(word, word, 1e-3)
     assert (judged.wrong, judged.excused) == ("second", False)
+    never_told = TwinBreak("a", "log probabilities", 3, None, -1.0).judged(word, word, 1e-3)
+    assert (never_told.wrong, never_told.excused) == ("first", False)
 
 
 def test_what_was_served_beside_a_reference() -> None:

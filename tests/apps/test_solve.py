@@ -167,5 +167,5 @@ def test_the_functions_of_a_fix_are_those_of_the_engine_that_was_tried() -> None
 def test_a_fix_that_a_test_led_to_is_shown_by_its_scenario() -> None:
     shown = showing(toggle(10846), LIBRARY, "sglang==0.5.23")
     assert shown is not None
-    assert (shown.scenario, shown.target) == ("bigram_key", "")
+    assert (shown.scenario, shown.target) == ("bigram_key", "sglang==0.5.23")
     assert showing(toggle(55005), LIBRARY, "") is None

@@ -63,7 +63,7 @@ name: asks
 engine: {model: tiny}
 workload:
 - {id: told, prompt: {text: a}, features: {logprobs: 2, n: 2}}
-- {id: bent, prompt: {text: a}, features: {presence_penalty: 1, min_p: 0.2}}
+- {id: bent, prompt: {text: a}, features: {json_schema: "{}", min_p: 0.2}}
 """
 
 
@@ -73,7 +73,7 @@ def test_a_target_that_has_it_not_refuses_it_by_name_at_its_place() -> None:
         check_features(scenario, "base")
     (problem,) = caught.value.problems
     assert str(problem) == (
-        "asks.yaml:6:43: workload[1].features: target embedded has no presence_penalty, min_p (arm 'base')"
+        "asks.yaml:6:43: workload[1].features: target embedded has no json_schema (arm 'base')"
     )
     check_features(scenario.on(parse_target("vllm==0.32.0")), "base")
 

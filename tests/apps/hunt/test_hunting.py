@@ -96,7 +96,8 @@ def test_every_request_fits_its_engine(seed: int, number: int, kind: str) -> Non
     for request in expand(scenario, load_tokenizer("tiny"), scenario.seed).requests:
         before = lengths.get(request.continues or "", 0)
         lengths[request.rid] = before + len(request.new_ids) + request.sampling.max_new_tokens
-    assert max(lengths.values()) <= config.context_length - reserved_tokens(scenario.engine_of(ARM))
+    spare = 0 if kind == "embedded" else reserved_tokens(scenario.engine_of(ARM))
+    assert max(lengths.values()) <= config.context_length - spare
     assert max(lengths.values()) + config.row_headroom <= config.usable_slots
     assert config.chunked_prefill_size is None or config.chunked_prefill_size % config.page_size == 0
 

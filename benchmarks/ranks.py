@@ -128,10 +128,14 @@ def drawn(setup: str, seed: int, number: int) -> dict[str, Any]:
     """Scenario ``number`` of a seed and setup, as a file says it."""
     _, layouts, workers = SETUPS[setup]
     space = replace(SPACES["sglang"], workers=tuple(workers))
+    if setup in ("dp", "pd"):
+        # Parts have a pool each: in a tight one others would be set back than on one rank. A server that decodes
+        # keeps room for 512 more tokens before it takes a request in, so in a tight pool it takes none.
+        space = replace(space, tight=(False,))
     if setup == "dp":
-        # Its parts have a pool each: in a tight one others would be set back than on one rank. Without graphs 0.5.23
-        # pads a draft's batch behind its plan, and its own check of the attention ends it (docs/ranks.md).
-        space = replace(space, tight=(False,), graphs=({"max_bs": 4}, {"max_bs": 4, "capture_bs": [4]}))
+        # Without graphs 0.5.23 pads a draft's batch behind its plan, and its own check of the attention ends it
+        # (docs/ranks.md).
+        space = replace(space, graphs=({"max_bs": 4}, {"max_bs": 4, "capture_bs": [4]}))
     engine, page = TargetOptions(space, SGLANG).drawn(seed, number, LONGEST_PROMPT + MOST_NEW)
     layout, rng = layouts[number % len(layouts)], stream(seed, "ranks", setup, number)
     if engine["chunked_prefill_size"] is not None:  # parts share a chunk, of which each is to have whole pages

@@ -72,9 +72,7 @@ def test_a_target_that_has_it_not_refuses_it_by_name_at_its_place() -> None:
     with pytest.raises(ContentErrors) as caught:
         check_features(scenario, "base")
     (problem,) = caught.value.problems
-    assert str(problem) == (
-        "asks.yaml:6:43: workload[1].features: target embedded has no json_schema (arm 'base')"
-    )
+    assert str(problem) == ("asks.yaml:6:43: workload[1].features: target embedded has no json_schema (arm 'base')")
     check_features(scenario.on(parse_target("vllm==0.32.0")), "base")
 
 

@@ -182,7 +182,7 @@ def _qwen3_next(layer: int) -> Iterator[Part]:
 
 
 def _gemma4(layer: int, *, owns: bool = True) -> Iterator[Part]:
-    """What a layer adds is normalised. ``owns``: it has keys and values of its own."""
+    """Yield the tensors of a layer, which normalises its additions. ``owns``: it has keys and values of its own."""
     for name in ("input_layernorm", "pre_feedforward_layernorm"):
         yield f"{name}.weight", (WIDTH,), 1.0
     for name in ("post_attention_layernorm", "post_feedforward_layernorm"):

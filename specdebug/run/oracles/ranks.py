@@ -52,7 +52,7 @@ class RanksOracle(Oracle):
 
 
 def _written(event: RankStepped) -> Iterator[bytes]:
-    """What a rank told of a step, in an order that is always the same."""
+    """Return a rank's facts of a step, in an order that is always the same."""
     for site, value in event.facts:
         yield site.encode()
         if isinstance(value, torch.Tensor):

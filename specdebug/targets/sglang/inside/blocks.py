@@ -99,7 +99,7 @@ class BlockSites:
 
     @after(bound=1)
     def prefilled(self, seed: Any, *args: Any, **named: Any) -> None:
-        """What each request's next draft by frozen keys begins from."""
+        """Tell the state that each request's next draft by frozen keys begins from."""
         self._add("seed.bonus", seed.bonus_tokens)
         self._add("seed.hidden_states", seed.hidden_states)
 

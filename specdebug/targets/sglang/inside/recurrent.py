@@ -179,8 +179,8 @@ def _walk(
 def _mamba(
     out: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor
 ) -> Callable[[Tensor, int], Tensor]:
-    """What makes the state behind a token, and writes what is read of it to ``out``. x, out: [T, heads, V]; dt: [T,
-    heads]; A, D, dt_bias: [heads]; B, C: [T, groups, K]."""
+    """Return a step: it makes the state behind a token, and writes what is read of it to ``out``. x, out: [T, heads,
+    V]; dt: [T, heads]; A, D, dt_bias: [heads]; B, C: [T, groups, K]."""
     heads, steps = x.shape[1], softplus(dt.float() + dt_bias.float())
     keys, queries = (each.float().repeat_interleave(heads // each.shape[1], 1) for each in (B, C))
     fades, values = (steps * A.float()).exp(), x.float()

@@ -118,7 +118,7 @@ def _apart(ports: Any) -> Any:
 
 
 def _check(args: Any) -> None:
-    """What a server checks before it starts its ranks. Raises InvalidOption."""
+    """Check the options as a server does before it starts its ranks. Raises InvalidOption."""
     if hasattr(args, "resolve_once"):  # from some release after 0.5.18 on
         args.resolve_once()
     try:

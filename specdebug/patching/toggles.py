@@ -312,12 +312,15 @@ class Toggle(Part):
     def of_release(self, engine: str, version: str) -> Toggle | None:
         """The fix as one of another engine's release: with its edits there, and what shows it there; None where none is
         known for this version, or nothing shows it."""
-        ranges = self.foreign.get(engine, {})
-        held = (each for wanted, each in ranges.items() if SpecifierSet(wanted, prereleases=True).contains(version))
-        patches = next(held, None)
+        patches = self.edits_in(engine, version)
         if patches is None or engine not in self.detected_in:
             return None
         return replace(self, patches=patches, detected_by=self.detected_in[engine], also_detected_by=())
+
+    def edits_in(self, engine: str, version: str) -> tuple[Patch, ...] | None:
+        """The edits that revert it in another engine's release; None where none are for this version."""
+        ranges = self.foreign.get(engine, {}).items()
+        return next((each for wanted, each in ranges if SpecifierSet(wanted, prereleases=True).contains(version)), None)
 
     def is_in(self, engine: str) -> bool:
         """Return True if some edits revert it in an engine, of some version."""

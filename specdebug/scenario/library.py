@@ -25,10 +25,11 @@ from specdebug.patching.toggles import Registry, Toggle, load_registry
 from specdebug.scenario.checks import KnownNames, asked_of, load_scenario
 from specdebug.scenario.grammar import Scenario
 from specdebug.scenario.packs import ProbePack, added_by, check_globs, load_pack
+from specdebug.scenario.target_ranges import environment_of
 from specdebug.scenario.text import load_tokenizer
 from specdebug.scenario.workload import Workload, expand
 from specdebug.targets.installs.fit import read_sites
-from specdebug.targets.settings import TargetChoice, engine_of
+from specdebug.targets.settings import ReleasedEngine, TargetChoice, engine_of
 
 
 class Library:
@@ -55,9 +56,13 @@ class Library:
         return self.registry.select(numbers, engine_of(target)) if numbers else ()
 
     def all_toggles(self, target: TargetChoice = DEFAULT) -> tuple[Toggle, ...]:
-        """Every fix that a target's engine has, by number."""
+        """Every fix that a target's engine has, by number; of an installed release, those that have edits for it."""
         engine = engine_of(target)
-        return tuple(each for each in self.registry.all if each.is_in(engine) and engine not in each.mends)
+        found = tuple(each for each in self.registry.all if each.is_in(engine) and engine not in each.mends)
+        there = environment_of(target) if isinstance(target, ReleasedEngine) else None
+        if there is None:
+            return found
+        return tuple(each for each in found if any(each.edits_in(engine, version) for version in there.versions))
 
     def file(self, kind: Kind, name_or_path: str | Path) -> Path:
         """The file of a name, or at a path. Raises ContentError."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from specdebug.patching.toggles import (
 )
 from specdebug.report.toggles import toggle_list
 from specdebug.scenario.library import Library
+from specdebug.targets.installs.store import VARIABLE, Installed
 from specdebug.targets.settings import ReleasedEngine
 from tests.run.fakes import text_of
 
@@ -279,6 +281,25 @@ def test_a_fix_that_an_engine_lacks_is_put_in_there(root):
     assert refusal(registry.select, 77, error=SelectionError) == said
     assert 77 not in [toggle.pr for toggle in Library().all_toggles(ReleasedEngine(release="sglang==0.5.13"))]
     assert "mends sglang" in text_of(toggle_list([registry.find("77")]))
+
+
+def test_an_installed_release_has_the_fixes_that_have_edits_for_it(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "store"
+    monkeypatch.setenv(VARIABLE, str(store))
+    (root / "toggles" / "77.yaml").write_text(ELSEWHERE)
+    for version in ("0.5.13", "0.5.23"):
+        made = Installed(store / f"sglang-{version}-cpu", "sglang", version, "cpu", sys.executable, False)
+        replace(made, done=("installed",)).write()
+
+    def numbers(release: str) -> list[int]:
+        return [toggle.pr for toggle in Library().all_toggles(ReleasedEngine(release=release))]
+
+    assert 77 in numbers("sglang==0.5.13")
+    assert 77 not in numbers("sglang==0.5.23")
+    assert 77 not in numbers("sglang"), "the newest that is installed"
+    assert 77 in numbers("sglang==0.5.22"), "nothing is installed: the run will say so"
 
 
 def test_one_number_in_two_files_names_both(root):

@@ -2,13 +2,15 @@
 
 Where the reference's logits for two tokens are nearer than :data:`TIE_MARGIN`, either is right: a tie, which excuses
 one token and nothing after it.
+
+What a request is told of its tokens' log probabilities must be the reference's, too.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specdebug.base.features import features_of
-from specdebug.events import Finishing, Going, OfRequest
+from specdebug.events import AllServed, Event, Finishing, Going, OfRequest
 from specdebug.run.oracles.base import Oracle, Reference
 from specdebug.verdict.outcome import Tie, Violation
 
@@ -86,3 +88,43 @@ class Lossless(Oracle):
         data = {"rid": rid, "position": position, "got": got, "expected": expected, "margin": margin}
         step = self.bench.step_of(rid, position)
         self.bench.report(Violation("mismatch", "request", step, detail, data={**data, "allowed": allowed}))
+
+
+class ToldLogprobs(Oracle):
+    """Compares the log probabilities that requests are told with the reference's. An engine may tell those of scaled
+    logits, so requests of other temperatures than 0 and 1 are left out."""
+
+    name = Lossless.name
+    needs = Lossless.needs
+    hears = (AllServed,)
+
+    def on(self, event: Event) -> None:
+        session = self.bench.session
+        assert isinstance(event, AllServed)
+        for rid in event.rids if "logprobs" in session.shows and self.bench.reference is not None else ():
+            request = session.request(rid)
+            asked = features_of(request.sampling)
+            plain = request.sampling.temperature in (0, 1) and not asked.steers
+            if plain and asked.logprobs is not None and request.output_ids and request.finish_reason != "abort":
+                self._compare(rid, request.prompt_ids, list(request.output_ids))
+
+    def _compare(self, rid: str, prompt_ids: Sequence[int], output: list[int]) -> None:
+        session, reference = self.bench.session, self.bench.reference
+        assert reference is not None
+        self.bench.looked(self.name)
+        logits, told = reference.logits([*prompt_ids, *output], len(prompt_ids)), session.logprobs(rid)
+        allowed = TIE_MARGIN[self.bench.settings.target.dtype] * logits.abs().amax(-1)
+        right = logits.log_softmax(-1)
+        rows = enumerate(zip(output, told, session.top_logprobs(rid), strict=False))
+        pairs = ((at, other, own) for at, (token, value, best) in rows for other, own in {token: value, **best}.items())
+        wrong = next((pair for pair in pairs if not abs(pair[2] - right[pair[0], pair[1]]) <= allowed[pair[0]]), None)
+        if wrong is not None:
+            at, other, value = wrong
+            due = float(right[at, other])
+            self._report(rid, at, f"{value:.4f} of token {other}, where the reference has {due:.4f}")
+        elif len(told) != len(output):
+            self._report(rid, min(len(told), len(output)), f"{len(told)} for {len(output)} tokens")
+
+    def _report(self, rid: str, at: int, what: str) -> None:
+        detail, step = f"{rid} output {at}: told log probabilities: {what}", self.bench.step_of(rid, at)
+        self.bench.report(Violation("mismatch", "request.logprobs", step, detail, data={"rid": rid, "position": at}))

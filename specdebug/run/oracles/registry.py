@@ -19,6 +19,7 @@ OURS = (
     "draft_state:DraftStateOracle",
     "acceptance:AcceptanceOracle",
     "lossless:Lossless",
+    "lossless:ToldLogprobs",
     "sampling:SampledTokens",
     "ends:Ends",
     "turns:TurnsOracle",

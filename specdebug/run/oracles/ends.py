@@ -94,13 +94,14 @@ class Ends(Oracle):
         """The first position of the output at which it has to end for a stop, and the stops that are complete there;
         -1 and none where there is no such position."""
         output, tokens, strings = request.output_ids, request.sampling.stop_token_ids, request.sampling.stop
-        # Stop tokens are not to be given before min_new_tokens; which strings then are complete is not minded.
-        first = max(features_of(request.sampling).min_new_tokens - 1, 0)
-        for position in range(max(self._read.get(request.rid, 0), first), len(output)):
+        # Stop tokens are not to be given before min_new_tokens; strings that are complete by then are no stops.
+        least = features_of(request.sampling).min_new_tokens
+        begun = len(self.bench.decode(output[:least])) if least and strings else 0
+        for position in range(max(self._read.get(request.rid, 0), least - 1), len(output)):
             stops: list[int | str] = [token for token in output[position : position + 1] if token in tokens]
-            if strings:
+            if strings and position >= least:
                 text = self.bench.decode(output[: position + 1])
-                stops += [string for string in strings if string in text]
+                stops += [string for string in strings if text.find(string, max(begun - len(string) + 1, 0)) >= 0]
             if stops:
                 return position, stops
             self._read[request.rid] = position + 1

@@ -4,6 +4,7 @@ requests enter between two steps."""
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 import time
 from argparse import SUPPRESS
@@ -217,7 +218,7 @@ class VllmSession(Session):
                 request.cached_tokens = cached[request.rid] = output.num_cached_tokens
             emitted[request.rid] = list(made.token_ids)
             for token, told in zip(made.token_ids, made.logprobs or (), strict=False):
-                request.logprobs.append(float(told[token].logprob))
+                request.logprobs.append(float(told[token].logprob) if token in told else math.nan)
                 best = sorted((each.rank, other, float(each.logprob)) for other, each in told.items())
                 most = features_of(request.sampling).logprobs or 0
                 request.tops.append({other: value for _, other, value in best[:most]})
@@ -376,8 +377,9 @@ def params_of(sampling: Sampling, completion: int = 0, *, logprobs: bool = False
 
 
 def build(arguments: Mapping[str, Any], words: Sequence[str] = ()) -> Any:
-    """vLLM's engine of these arguments, and over them those of its command line. Raises SpecDebugError for words that
-    it does not know, and what vLLM raises."""
+    """vLLM's engine of these arguments, and over them those of its command line; of two mappings, as is
+    ``--speculative-config``, key by key. Raises SpecDebugError for words that it does not know, and what vLLM
+    raises."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -389,4 +391,7 @@ def build(arguments: Mapping[str, Any], words: Sequence[str] = ()) -> Any:
     parser.error = decline
     for action in parser._actions:
         action.default = SUPPRESS
-    return LLMEngine.from_engine_args(EngineArgs(**{**arguments, **vars(parser.parse_args([*words]))}))
+    given = vars(parser.parse_args([*words]))
+    for name in given.keys() & {key for key, value in arguments.items() if isinstance(value, dict)}:
+        given[name] = {**arguments[name], **given[name]}
+    return LLMEngine.from_engine_args(EngineArgs(**{**arguments, **given}))

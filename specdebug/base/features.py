@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
-from specdebug.base.schema import ANY_TEXT, Gather, Item, Key, Part, Schema, keys_of, map_of, real, whole
+from specdebug.base.schema import ANY_TEXT, TEXT, Gather, Item, Key, Part, Schema, keys_of, list_of, map_of, real, whole
 
 MOST_LOGPROBS = 20
 """Most of the likeliest tokens of a position that are told; vLLM's own bound."""
@@ -37,6 +37,8 @@ class Features(Part):
     logit_bias: Annotated[
         dict[str, float], map_of(real(*BIAS), "token", r"[0-9]{1,10}"), "added to the logits of these token ids"
     ] = field(default_factory=dict)
+    bad_words: Annotated[tuple[str, ...], list_of(TEXT), "texts that are not given"] = ()
+    allowed_token_ids: Annotated[tuple[int, ...], list_of(whole(0, 2**31 - 1)), "no other tokens are given"] = ()
     schema: Annotated[
         str | None,
         ANY_TEXT,
@@ -70,7 +72,9 @@ class Features(Part):
 
 NONE = Features()
 ALL = frozenset(key.name for key in keys_of(Features))
-WITHOUT_GRAMMAR = ALL - {"json_schema", "regex"}
+WITHOUT_LISTS = ALL - {"bad_words", "allowed_token_ids"}
+"""What engines have that forbid no tokens by name."""
+WITHOUT_GRAMMAR = WITHOUT_LISTS - {"json_schema", "regex"}
 
 
 def features_of(sampling: object) -> Features:

@@ -34,6 +34,8 @@ def test_what_is_asked_for_is_told_by_the_engine_s_names() -> None:
         ("{repetition_penalty: 1.2}", True),
         ("{min_new_tokens: 3}", True),
         ("{regex: a+}", True),
+        ("{bad_words: [def]}", True),
+        ("{allowed_token_ids: [1]}", True),
     ],
 )
 def test_what_changes_logits_is_told_from_what_does_not(text: str, *, steers: bool) -> None:

@@ -147,7 +147,7 @@ class SglangTarget(InstalledTarget):
             records=True,
             slowness=5.0,  # its metadata kernels are interpreted on a CPU
             faults=SglangFaults(release),
-            features=features.ALL,
+            features=features.WITHOUT_LISTS,
         )
 
     def asked(self, options: Mapping[str, Any]) -> Asked:

@@ -371,6 +371,8 @@ def params_of(sampling: Sampling, completion: int = 0, *, logprobs: bool = False
         min_tokens=asked.min_new_tokens,
         min_p=asked.min_p,
         logit_bias={int(token): value for token, value in asked.logit_bias.items()} or None,
+        bad_words=list(asked.bad_words) or None,
+        allowed_token_ids=list(asked.allowed_token_ids) or None,
         structured_outputs=grammar,
         output_kind=RequestOutputKind.DELTA,
     )

@@ -155,7 +155,8 @@ class _Arm(SessionRun):
         settings = OracleSettings(scenario.oracles_of(arm), target.asked(options))
         shows = INSIDE & target.traits.shows & needed_by(settings)
         there = self._over_there(scenario.arms[arm].mode, shows)
-        opening = Opening(f"{scenario.name}-{arm}", self._say, self._busy, before, there)
+        limit_s = scenario.limits.timeout_s
+        opening = Opening(f"{scenario.name}-{arm}", self._say, self._busy, before, there, limit_s)
         self._session = target.open(options, self._payload["seed"], opening)
         return self._session
 

@@ -151,13 +151,15 @@ class Busy:
 @dataclass
 class Opening:
     """The surroundings of a session. ``label`` names the arm in files, ``say`` reports an event, ``busy`` is told what
-    keeps the session from answering, and ``before`` is called when the device is taken and the engine not yet built."""
+    keeps the session from answering, and ``before`` is called when the device is taken and the engine not yet built.
+    ``limit_s``: the run's time limit, 0 where it has none."""
 
     label: str
     say: Callable[..., None]
     busy: Busy
     before: Callable[[], None] = lambda: None
     over_there: OverThere = OverThere()
+    limit_s: float = 0.0
 
 
 class Session(ABC):

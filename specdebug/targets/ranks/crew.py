@@ -21,8 +21,9 @@ from specdebug.targets.ranks.collectives import Board
 from specdebug.targets.requests import SessionFailed
 from specdebug.workers.forkserver import be_ours
 
-PATIENCE_S = 20.0
-"""Seconds without any rank's entering a collective, or answering, after which ranks count as hanging."""
+PATIENCE_S, PATIENCE = 20.0, 1 / 30
+"""Ranks that are built count as hanging after so many seconds without any rank's entering a collective, or answering,
+or after that part of a run's time limit, if that is longer."""
 _GRACE_S = 2.0
 """Seconds to wait for other ranks' own words once one rank has failed: a rank that dies shows first in those that it
 leaves waiting."""
@@ -67,12 +68,19 @@ class RankFailed(SessionFailed):
 class Crew:
     """The ranks 1 and up of ``board``; this process is rank 0."""
 
-    def __init__(self, board: Board, main: Callable[[int, Connection], None], patience_s: float = PATIENCE_S) -> None:
-        """Fork them: each calls ``main`` with its number and its end of the channel, and ends when that returns."""
-        self.board, self._patience_s = board, patience_s
+    def __init__(self, board: Board, main: Callable[[int, Connection], None], limit_s: float = 0.0) -> None:
+        """Fork them: each calls ``main`` with its number and its end of the channel, and ends when that returns.
+        ``limit_s``: the run's time limit."""
+        self.board, self._patience_s = board, max(PATIENCE_S, limit_s * PATIENCE)
+        self._built = False
         self._ranks: list[Rank] = []
         for number in range(1, board.world):
             self._fork(number, main)
+        self._still()
+
+    def built(self) -> None:
+        """From now on ranks that stand still count as hanging: one that builds its engine may be long in between."""
+        self._built = True
         self._still()
 
     @property
@@ -101,15 +109,15 @@ class Crew:
         return messages
 
     def watch(self, among: Sequence[int] | None = None) -> None:
-        """Raise RankFailed if a rank has ended, or if all have stood still for too long. ``among``: ranks that owe an
-        answer; by default this process owes one, too."""
+        """Raise RankFailed if a rank has ended, or if all are built and have stood still for too long. ``among``: ranks
+        that owe an answer; by default this process owes one, too."""
         for rank in self._ranks:
             if rank.gone:
                 raise self._died(rank)
         now = self.board.entered()
         if now != self._entered:
             self._still()
-        elif time.monotonic() - self._since > self._patience_s:
+        elif self._built and time.monotonic() - self._since > self._patience_s:
             raise self._hangs(among)
 
     def blame(self, error: BaseException) -> BaseException:

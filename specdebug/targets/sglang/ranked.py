@@ -65,12 +65,13 @@ class Ranks:
     """The processes of a session, of which this is rank 0. The others are forked now: on a GPU before this one takes
     it, and on a CPU once the engine is imported."""
 
-    def __init__(self, layout: RankLayout, make: Make) -> None:
+    def __init__(self, layout: RankLayout, make: Make, limit_s: float) -> None:
+        """``limit_s``: the run's time limit."""
         self.layout, self._make = layout, make
         board = Board(layout.world)
         self._recorder = FlightRecorder(board, 0)
         self._handovers = None if layout.disaggregation is None else Handovers(layout.world)
-        self._crew = Crew(board, lambda number, channel: self._live(FlightRecorder(board, number), channel))
+        self._crew = Crew(board, lambda number, channel: self._live(FlightRecorder(board, number), channel), limit_s)
 
     def open(self, starts: Starts, heads: int) -> RankedSession:
         """Build all schedulers together, and return the session. Raises SessionFailed, and what SGLang raises."""
@@ -79,6 +80,7 @@ class Ranks:
         try:
             session = self._built(self._recorder, self._crew.watch, starts)
             self._crew.receive()
+            self._crew.built()
         except BaseException as error:
             blamed = self._crew.blame(error)
             self._crew.end()

@@ -236,7 +236,7 @@ class SglangTarget(InstalledTarget):
             own = (built, asked, shows, speculative, opening)
             return SglangSession(*own, watch=watch, leads=layout.leads(rank), bootstrap_port=port)
 
-        ranks = Ranks(layout, make) if several and not cpu else None
+        ranks = Ranks(layout, make, opening.limit_s) if several and not cpu else None
         self.begun(options, opening)
         with importing(self._settings):
             import_engine(cpu=cpu)
@@ -244,7 +244,7 @@ class SglangTarget(InstalledTarget):
         try:
             if several:
                 on_this_machine(layout, drafts=speculative is not None)
-                ranks = ranks or Ranks(layout, make)
+                ranks = ranks or Ranks(layout, make, opening.limit_s)
             port = free_port() if layout.disaggregation else None
             starts = {role: Start.of((*words, *disaggregated(role, port)), apart=several) for role in roles}
             session: Session = make(0, None, starts) if ranks is None else ranks.open(starts, self._heads(options))

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from specdebug.targets.ranks.collectives import Board, Collective, State
-from specdebug.targets.ranks.crew import Crew, RankFailed, messages, tell
+from specdebug.targets.ranks.crew import PATIENCE, Crew, RankFailed, messages, tell
 from specdebug.targets.requests import SessionFailed
 
 ENTERED = Collective("allreduce", "tp", 1, "float32", (2,), "m.py:1 f")
@@ -21,9 +21,10 @@ PATIENCE_S = 60.0
 
 
 @contextmanager
-def crew_of(main: Callable[[Board, int, Connection], None], world: int = 3, patience_s: float = 60.0) -> Iterator[Crew]:
+def crew_of(main: Callable[[Board, int, Connection], None], world: int = 3) -> Iterator[Crew]:
     board = Board(world)
-    crew = Crew(board, lambda number, channel: main(board, number, channel), patience_s)
+    crew = Crew(board, lambda number, channel: main(board, number, channel), PATIENCE_S / PATIENCE)
+    crew.built()
     try:
         yield crew
     finally:
@@ -155,6 +156,21 @@ def test_ranks_that_come_further_are_waited_for(monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(RankFailed, match="no rank has come further"):
             crew.watch()
         monkeypatch.undo()
+
+
+def test_ranks_that_build_do_not_hang_however_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = Board(2)
+    crew = Crew(board, lambda number, channel: echoes(board, number, channel))
+    now = time.monotonic()
+    with monkeypatch.context() as patched:
+        patched.setattr("specdebug.targets.ranks.crew.time.monotonic", lambda: now + 10 * PATIENCE_S)
+        crew.watch()
+        crew.built()
+        crew.watch()
+        patched.setattr("specdebug.targets.ranks.crew.time.monotonic", lambda: now + 11 * PATIENCE_S)
+        with pytest.raises(RankFailed, match="no rank has come further for 20 s"):
+            crew.watch()
+    crew.end()
 
 
 def pids(board: Board, number: int, channel: Connection) -> None:

@@ -247,7 +247,7 @@ class TargetOptions:
             guards=config.memory.guards,
             graphs=config.cuda_graph.batch_sizes if config.cuda_graph.enabled else (),
             ranks=(layout := RankLayout.read(options)).world,
-            batches=layout.pp,
+            batches=layout.batches,
             exact=spec is None or spec.threshold_single == spec.threshold_acc == 1,
         )
 

@@ -1,20 +1,32 @@
 """Work: what is computed once is enough, and what can be done now is done, without any clock.
 
 Each verify takes one forward of each stage; a decode step decodes all that runs; positions of a prompt are computed in
-order, once; no step is idle while requests run; and a prefix that is certain to be cached is found. What breaks one of
-these gives the same tokens, only later.
+order, once; no step is idle while requests run; what has ended is computed no longer; and a prefix that is certain to
+be cached is found. What breaks one of these gives the same tokens, only later.
 """
 
 from collections import Counter
 from typing import Any
 
-from specdebug.events import Aborting, AheadDropped, CacheFlushed, Event, Launched, PromptComputed, Queued, Stepped
+from specdebug.events import (
+    Aborting,
+    AheadDropped,
+    CacheFlushed,
+    Event,
+    InVain,
+    Launched,
+    PromptComputed,
+    Queued,
+    Stepped,
+)
 from specdebug.run.oracles.base import Bench, Oracle, OracleSettings
 from specdebug.targets.http.request import ServedTexts
 from specdebug.verdict.outcome import Violation
 
 MOST_IDLE = 2
 """Idle steps on end while requests run: a schedule that overlaps has one between the last of a batch and the next."""
+MOST_VAIN = 4
+"""Batches with a request that has ended: one may be under way, and an abort is heeded by the next."""
 LOOKAHEAD = 8
 """Most tokens behind a slot that its draft KV depends on."""
 
@@ -24,7 +36,7 @@ class WorkOracle(Oracle):
 
     name = "work"
     needs = frozenset({"steps"})
-    hears = (Queued, Aborting, CacheFlushed, Launched, AheadDropped, PromptComputed, Stepped)
+    hears = (Queued, Aborting, CacheFlushed, Launched, AheadDropped, PromptComputed, InVain, Stepped)
 
     @classmethod
     def wanted(cls, settings: OracleSettings) -> bool:
@@ -40,6 +52,8 @@ class WorkOracle(Oracle):
         self._ahead = int(bench.settings.target.device != "cpu")
         """Drafts that may have been made for a verify to come: a GPU begins the next step while the host looks."""
         self._computed: dict[str, int] = {}
+        self._vain: dict[str, int] = {}
+        """By request that has ended, the batches that it was in since."""
         self._idle = 0
         self._set_back: set[str] = set()
         self._texts = ServedTexts(*bench.session.cache)
@@ -51,6 +65,7 @@ class WorkOracle(Oracle):
                 self._texts.sent(request)
             case Aborting(request):
                 self._running.pop(request.rid, None)
+                self._vain[request.rid] = 0
             case CacheFlushed():
                 self._texts.flushed()
             case Launched(forward):
@@ -60,6 +75,8 @@ class WorkOracle(Oracle):
             case PromptComputed(requests, starts, lens):
                 for request, start, rows in zip(requests, starts, lens, strict=True):
                     self._prompt(request, start, rows)
+            case InVain(_, rids):
+                self._in_vain(rids)
             case Stepped():
                 self._step(event)
 
@@ -69,6 +86,12 @@ class WorkOracle(Oracle):
         if start < due:
             self._report("rows", f"{request.rid}: positions from {start} are computed again, {due} were", request.rid)
         self._computed[request.rid] = start + rows
+
+    def _in_vain(self, rids: tuple[str, ...]) -> None:
+        for rid in self._vain.keys() & rids:
+            self._vain[rid] += 1
+            if self._vain[rid] > MOST_VAIN:
+                self._report("vain", f"{rid} has ended, and {self._vain[rid]} batches since were computed with it", rid)
 
     def _step(self, report: Stepped) -> None:
         self.bench.looked(self.name)
@@ -90,6 +113,7 @@ class WorkOracle(Oracle):
             if tokens:
                 self._running[rid] = self.bench.session.request(rid)
         for rid in report.finished:
+            self._vain[rid] = 0
             if (request := self._running.pop(rid, None)) is not None:
                 self._texts.ended(request)
 

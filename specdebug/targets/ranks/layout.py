@@ -70,6 +70,11 @@ class RankLayout:
         return self.of_a_server * (1 if self.disaggregation is None else 2)
 
     @property
+    def batches(self) -> int:
+        """The batches that requests which run may be in: those of a pipeline, or what waits until it is decoded."""
+        return self.pp if self.disaggregation is None else 2
+
+    @property
     def meets(self) -> frozenset[str]:
         """Needs of faults that an engine of this layout meets beside those of its configuration."""
         several = {"ranks"} if self.world > 1 else set[str]()

@@ -410,14 +410,15 @@ class SglangSession(Session):
         self._sites, self._recorded = attempt(RECORDING, record) or self._sites, True
 
     def close(self, sound: bool) -> None:
+        live = {rid for rid, each in self._requests.items() if each.finish_reason is None}
         for launched in self._launched.values():
-            self._tell_vain(launched, {rid for rid, each in self._requests.items() if each.finish_reason is None})
+            self._tell_vain(launched.step, launched.rids, live)
         self._stepper.end()
 
-    def _tell_vain(self, launched: _Launched | None, live: set[str]) -> None:
-        """Tell of what a batch was launched with that had ended by then; ``live``: the others."""
-        if launched is not None and (vain := tuple(rid for rid in launched.rids if rid not in live)):
-            self.observers.tell(InVain, launched.step, vain)
+    def _tell_vain(self, step: int, rids: Sequence[str], live: set[str]) -> None:
+        """Tell of what a batch was launched with in a step that had ended by then; ``live``: the others."""
+        if vain := tuple(rid for rid in rids if rid not in live):
+            self.observers.tell(InVain, step, vain)
 
     def flush_cache(self) -> None:
         """Raises SessionFailed where the scheduler still waits for something although it serves no request."""
@@ -502,7 +503,11 @@ class SglangSession(Session):
         launched = self._launched.pop(id(result), None)
         live = [self._of(own) for own in batch.reqs if not (own.finished() or own.is_retracted)]
         live = [each for each in live if each.finish_reason is None]
-        self._tell_vain(launched, {each.rid for each in live})
+        # a stage of a pipeline takes other results than its own, of batches of about now
+        step, rids = self._step, tuple(own.rid for own in batch.reqs)
+        if launched is not None:
+            step, rids = launched.step, launched.rids
+        self._tell_vain(step, rids, {each.rid for each in live})
         seen = {} if launched is None else launched.seen
         before = {each.rid: len(each.own.output_ids) for each in live}
         prefill = batch.forward_mode.is_extend()
@@ -546,6 +551,7 @@ class SglangSession(Session):
         request = self._requests.get(own.rid)
         if request is not None and request.finish_reason is None and own.finished():
             reason = own.finished_reason.to_json()
+            request.own = own  # no batch had one that was handed over and ends with its first token
             if reason.get("type") != "abort":
                 if request.rid in self._prefilled:
                     self._told_prefilled(request)

@@ -7,9 +7,9 @@ import pytest
 
 from specdebug.engine import Engine
 from specdebug.engine.textbook.speculative.verify import VerifyStage
-from specdebug.events import Aborting, AheadDropped, CacheFlushed, Launched, PromptComputed, Queued, Stepped
+from specdebug.events import Aborting, AheadDropped, CacheFlushed, InVain, Launched, PromptComputed, Queued, Stepped
 from specdebug.run.oracles.base import Bench
-from specdebug.run.oracles.work import MOST_IDLE, WorkOracle
+from specdebug.run.oracles.work import MOST_IDLE, MOST_VAIN, WorkOracle
 from specdebug.verdict.outcome import Violation
 from tests.run.fakes import FakeRequest, oracle_settings
 from tests.run.oracles.serving import ALONE, serve
@@ -69,6 +69,19 @@ def test_batches_may_take_turns() -> None:
     served.step("decode", "a")
     served.step("decode", "b")
     assert served.said == []
+
+
+def test_what_has_ended_is_computed_no_longer() -> None:
+    served = Served()
+    served.asks("a", "b", "c")
+    served.step("prefill", "a", "b", "c", finished=("a",))
+    served.oracle.on(Aborting(served.requests["b"]))
+    for step in range(MOST_VAIN):
+        served.oracle.on(InVain(step, ("a", "b", "c")))  # c was set back
+    assert served.said == []
+    served.oracle.on(InVain(9, ("b", "c")))
+    assert served.said == ["work@vain"]
+    assert served.found[0].detail == "b has ended, and 5 batches since were computed with it"
 
 
 def test_a_verify_takes_one_forward_of_each_stage() -> None:

@@ -168,6 +168,8 @@ class EmbeddedSession(Session):
         given = {each.name: getattr(sampling, each.name) for each in fields(SamplingParams) if each.name != "features"}
         own = SamplingParams(**given, features=features_of(sampling))
         self.inside.add_request(rid, list(prompt_ids), own, speculative=speculative)
+        if self._logprobs is None and own.features.logprobs is not None:
+            self.want_logprobs()
         if self._logprobs is not None:
             self._logprobs.want(rid, {"top": features_of(sampling).logprobs or 0, "ids": [], "start": None})
 

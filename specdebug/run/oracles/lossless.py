@@ -103,10 +103,11 @@ class ToldLogprobs(Oracle):
         assert isinstance(event, AllServed)
         for rid in event.rids if "logprobs" in session.shows and self.bench.reference is not None else ():
             request = session.request(rid)
-            asked = features_of(request.sampling)
-            plain = request.sampling.temperature in (0, 1) and not asked.steers
-            if plain and asked.logprobs is not None and request.output_ids and request.finish_reason != "abort":
-                self._compare(rid, request.prompt_ids, list(request.output_ids))
+            asked, output = features_of(request.sampling), list(request.output_ids)
+            if asked.logprobs is None or asked.steers or not output or request.finish_reason == "abort":
+                continue
+            if request.sampling.temperature in (0, 1):
+                self._compare(rid, request.prompt_ids, output)
 
     def _compare(self, rid: str, prompt_ids: Sequence[int], output: list[int]) -> None:
         session, reference = self.bench.session, self.bench.reference

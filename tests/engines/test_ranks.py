@@ -12,7 +12,9 @@ RELEASE = "sglang==0.5.23"
 ON = ("--arm", "fixed", "--target", RELEASE, "--no-locate")
 
 
-@pytest.mark.parametrize("name", ["tp2_eagle", "dp2_idle_mtp", "dp2_eager_extend", "pp2_eagle", "pd_eagle"])
+@pytest.mark.parametrize(
+    "name", ["tp2_eagle", "dp2_idle_mtp", "dp2_eager_extend", "pp2_eagle", "pp2_full", "pd_eagle", "pd_queue"]
+)
 def test_several_ranks_serve_what_one_does(name: str) -> None:
     code, arm = replayed(f"ranks/{name}", *ON)
     assert (code, arm["verdict"]) == (0, "pass")
@@ -41,6 +43,9 @@ def test_a_rank_that_is_late_is_waited_for() -> None:
     [
         (16974, "dp2_idle_mtp", "mismatch@draft_state"),
         (16310, "dp2_eager_extend", "mismatch@draft_state"),
+        (9817, "pd_queue", "pools@ownership"),
+        (12206, "pd_queue", "ends@stop.token"),
+        (29405, "pp2_full", "work@vain"),
     ],
 )
 def test_a_fix_of_ranks_shows_where_it_is_taken_out(number: int, scenario: str, signature: str) -> None:

@@ -279,7 +279,7 @@ def _told(findings: Findings, subject: Bisection, evidence: Mapping[str, str]) -
 
 def not_tried(findings: Findings, subject: Bisection) -> dict[str, str]:
     """The fixes that are neither convicted nor acquitted, by number, and why."""
-    return {**subject.left, **dict.fromkeys(findings.not_tried, "its lines never ran")}
+    return {**subject.left, **findings.not_tried}
 
 
 def _page(

@@ -34,10 +34,12 @@ as these do not."""
 
 @dataclass(frozen=True)
 class Candidate:
-    """A possible cause. ``id`` is what a trial's set holds, ``label`` what a reader is shown."""
+    """A possible cause. ``id`` is what a trial's set holds, ``label`` what a reader is shown; ``dear``: a trial with it
+    starts the engine anew."""
 
     id: str
     label: str
+    dear: bool = False
 
 
 class Runner(Protocol[Work_in, End]):

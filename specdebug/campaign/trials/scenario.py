@@ -26,9 +26,11 @@ from specdebug.scenario.checks import check_faults
 from specdebug.scenario.grammar import Scenario, merge
 from specdebug.scenario.library import Library
 from specdebug.scenario.packs import ProbePack
+from specdebug.scenario.target_ranges import environment_of
 from specdebug.targets.base import Target
+from specdebug.targets.installs.fit import edit_imports
 from specdebug.targets.registry import find_target
-from specdebug.targets.settings import engine_of, is_of_others
+from specdebug.targets.settings import ReleasedEngine, engine_of, is_of_others
 from specdebug.verdict.outcome import Evidence, Outcome, decide
 from specdebug.verdict.signatures import names_place
 
@@ -194,7 +196,9 @@ class ScenarioSource(WarmSource):
         else:
             mine = {str(toggle.pr) for toggle in own}
             others = [toggle for toggle in library.all_toggles(target) if str(toggle.pr) not in mine]
-            self.candidates = toggle_candidates(others)
+            there = environment_of(target) if isinstance(target, ReleasedEngine) else None
+            dear = frozenset() if there is None else edit_imports(there, others)
+            self.candidates = tuple(replace(one, dear=int(one.id) in dear) for one in toggle_candidates(others))
             self.apart = (Takes.SET if self.proven else takes).apart(others, (engine_of(target),))
         super().__init__(
             "scenario",

@@ -5,8 +5,8 @@ nothing switched on (:data:`CONTROL`) are run until, if they failed as often as 
 it."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from fnmatch import fnmatchcase
 
 from specdebug.base.errors import SpecDebugError
@@ -115,6 +115,8 @@ CONTROL = frozenset[str]()  # nothing switched on
 DOUBT = 0.05  # chance that controls all pass although they fail as often as what is blamed
 UNTESTABLE = 20  # trials after which a search ends that has not seen a single testable one
 IDLE_PASSES = 3  # passed trials in which a candidate that never took effect was switched on, after which it is left out
+IDLE = "its lines never ran"
+HELD = "a trial with it starts the engine anew, and the others are not acquitted"
 IDLE_TRIALS = 8  # the same of trials however they ended: a failure may have come before its lines
 
 
@@ -151,7 +153,7 @@ class Findings:
         silent: trials that passed with all of the opening switched on; of several sets (or, without an opening, of each
             candidate alone) with the one that passed least often.
         untestable: what was switched on in trials that were untestable, each set once.
-        not_tried: the candidates of which no line ever ran; they are neither convicted nor acquitted.
+        not_tried: the candidates that are neither convicted nor acquitted, and why.
     """
 
     answer: Answer | None
@@ -161,7 +163,7 @@ class Findings:
     silent: int
     untestable: tuple[frozenset[str], ...]
     trouble: SpecDebugError | None = None
-    not_tried: tuple[str, ...] = ()
+    not_tried: Mapping[str, str] = field(default_factory=dict)
 
 
 Watcher = campaign.Watcher[Standing]
@@ -174,7 +176,7 @@ class CulpritSearch:
     ``chooser`` makes what picks trials among some candidates, in its first state. The first trials switch the sets of
     ``opening`` on in turn, until it is known how things fail; without any it picks these, too. Signatures that fit
     ``pattern`` are followed, instead of the most frequent. ``proven``: what a trial switches on takes effect; else no
-    candidate is acquitted.
+    candidate is acquitted. Dear candidates are held back until the others are acquitted.
     """
 
     candidates: Sequence[Candidate]
@@ -186,7 +188,9 @@ class CulpritSearch:
     proven: bool = True
 
     def __post_init__(self) -> None:
-        self._names = [candidate.id for candidate in self.candidates]
+        self._held = {candidate.id for candidate in self.candidates if candidate.dear}
+        self._left = set[str]()  # their lines never ran
+        self._names = self._suspected()
         self._chooser = self.chooser(self._names)
         self._ever_ran: set[str] = set()
         self._tells = False
@@ -207,8 +211,16 @@ class CulpritSearch:
         passed = Counter(trial.reverted & tried for trial, result in self._counted if result.outcome == "pass")
         silent = min((passed[each] for each in self._opening or map(frozenset, zip(self._names))), default=0)
         untestable = dict.fromkeys(trial.reverted for trial, r in self._counted if r.outcome == "untestable")
-        idle = tuple(one.id for one in self.candidates if one.id not in tried)
+        idle = {one.id: IDLE if one.id in self._left else HELD for one in self.candidates if one.id not in tried}
         return Findings(answer, reason, self.standing(0), shown_by, silent, tuple(untestable), trouble, idle)
+
+    def _suspected(self) -> list[str]:
+        """The candidates that trials switch on: not those left out, and dear ones once no other is left to blame."""
+        there = [candidate.id for candidate in self.candidates if candidate.id not in self._left]
+        cheap = [name for name in there if name not in self._held]
+        if not cheap:
+            self._held.clear()
+        return cheap or there
 
     @property
     def _opening(self) -> list[frozenset[str]]:
@@ -232,16 +244,18 @@ class CulpritSearch:
         self._counted.append((trial, result))
         verdict = self._clusters.verdict(result)
         self._masked = self._masked or verdict is None
-        left_out = result.counted and self._leave_out(trial, result)
-        if left_out and not self._names:
+        others = result.counted and self._leave_out(trial, result)
+        if others and not self._names:
             return "not-tried"
-        if left_out or (followed is not None and self._clusters.followed != followed):
-            # Another signature has taken the lead, and every verdict so far was on the wrong one; or fewer are left.
-            self._chooser = self.chooser(self._names)
-            for earlier, its_result in self._counted:
-                self._chooser.observe(its_result.in_force(earlier), self._clusters.verdict(its_result))
+        if others or (followed is not None and self._clusters.followed != followed):
+            # Another signature leads, and every verdict so far was on the wrong one; or others are suspected now.
+            self._begin_anew()
         else:
             self._chooser.observe(result.in_force(trial), verdict)
+        if self._held and self._acquits():
+            self._held.clear()
+            self._names = self._suspected()
+            self._begin_anew()
         if self._chooser.answer is not None and not self._controls_due() and not self._acquits_unseen():
             return "answered"
         if len(self._counted) >= self.max_trials:
@@ -250,14 +264,23 @@ class CulpritSearch:
             return "untestable"
         return "stalled" if self._masked and self._clusters.settled and self._chooser.stalled else None
 
+    def _begin_anew(self) -> None:
+        """Tell a new chooser, of those who are suspected now, of every trial."""
+        self._chooser = self.chooser(self._names)
+        for trial, result in self._counted:
+            self._chooser.observe(result.in_force(trial), self._clusters.verdict(result))
+
     def _unseen(self) -> list[str]:
         """The candidates that took effect in no trial yet, where trials tell."""
         return [name for name in self._names if name not in self._ever_ran] if self._tells else []
 
     def _acquits_unseen(self) -> bool:
         """Return True if the answer would be that there is no culprit, and some candidate was never seen to run."""
-        answer = self._chooser.answer
-        return answer is not None and not answer.culprits and bool(self._unseen())
+        return self._acquits() and bool(self._unseen())
+
+    def _acquits(self) -> bool:
+        """Return True if the answer would be that there is no culprit."""
+        return self._chooser.answer is not None and not self._chooser.answer.culprits
 
     def _leave_out(self, trial: Trial, result: TrialResult) -> bool:
         """Leave out candidates that were switched on again and again and never took effect; True if others are left."""
@@ -269,8 +292,8 @@ class CulpritSearch:
         idle = {
             name for name in self._idle if self._idle[name] >= IDLE_TRIALS or self._idle_passes[name] >= IDLE_PASSES
         }
-        before, idle = self._names, idle - self._ever_ran  # one under way may yet show that its lines run
-        self._names = [candidate.id for candidate in self.candidates if candidate.id not in idle]
+        before, self._left = self._names, idle - self._ever_ran  # one under way may yet show that its lines run
+        self._names = self._suspected()
         return self._names != before
 
     def _controls_due(self) -> int:

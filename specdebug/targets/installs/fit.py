@@ -20,6 +20,9 @@ from specdebug.base.yamlio import load_yaml
 from specdebug.patching import Patch
 from specdebug.patching.drift.check import fit, patches_for, why_none
 from specdebug.patching.drift.dist import Dist, open_package
+from specdebug.patching.match import Placed
+from specdebug.patching.rewrite import rewrite, tried
+from specdebug.patching.source import ModuleSource
 from specdebug.patching.toggles import Toggle, read_ranges
 from specdebug.targets.inside.source import Source
 from specdebug.targets.installs.store import Installed
@@ -43,6 +46,23 @@ def patches_of(here: Installed, toggles: Sequence[Toggle]) -> list[Patch]:
             raise SpecDebugError(f"{toggle.pr} does not fit {here.release} in {dist.path}: {problem.what}{near}")
         found += patches
     return found
+
+
+def edit_imports(here: Installed, toggles: Sequence[Toggle]) -> frozenset[int]:
+    """The numbers of those fixes that change what runs when a release is imported, as a dataclass's fields: they are
+    reverted in processes that import it anew."""
+    dist = dist_of(here)
+    return frozenset(toggle.pr for toggle in toggles if _edits_import(dist, _patches_for(here, toggle) or ()))
+
+
+def _edits_import(dist: Dist, patches: Sequence[Patch]) -> bool:
+    by_source: dict[ModuleSource, list[Placed]] = {}
+    for source, one in tried(patches, dist.source)[0]:
+        by_source.setdefault(source, []).append(one)
+    return any(
+        not rewrite(source, edits).functions.same_import(rewrite(source, ()).functions)
+        for source, edits in by_source.items()
+    )
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from specdebug.base.errors import SpecDebugError
 from specdebug.base.trial import Trial, TrialResult
 from specdebug.campaign.trials.campaign import Campaign
 from specdebug.campaign.trials.journal import Journal
+from specdebug.campaign.trials.search import HELD, IDLE, Clusters, CulpritSearch, Findings, SeenSignature
 from specdebug.campaign.trials.search import UNTESTABLE as GIVEN_UP
-from specdebug.campaign.trials.search import Clusters, CulpritSearch, Findings, SeenSignature
 from specdebug.search.bisect import Bisector, openings
 from tests.campaign.trials.searches import PASSED, UNTESTABLE, Behaviour, Kept, Notes, Source, failed, find
 from tests.chance import most
@@ -187,7 +187,7 @@ def test_of_two_hundred_jobs_that_run_no_reverted_line_none_is_acquitted_or_blam
         findings = Campaign(counting(source, ""), Kept(), case, 80).search(search, Notes())
         assert findings.answer is None
         assert findings.reason == "not-tried"
-        assert findings.not_tried == ("a", "b", "c")
+        assert findings.not_tried == dict.fromkeys("abc", IDLE)
 
 
 @pytest.mark.parametrize("culprit", ["b", None])
@@ -201,8 +201,22 @@ def test_candidates_that_never_take_effect_are_left_out_and_the_others_are_told_
     findings = Campaign(source, Kept(), 5, 200).search(search, Notes())
     assert findings.answer is not None
     assert findings.answer.culprits == frozenset(culprit or "")
-    assert findings.not_tried == ("a", "d")
+    assert findings.not_tried == dict.fromkeys("ad", IDLE)
     assert findings.silent == (0 if culprit else findings.silent)
+
+
+@pytest.mark.parametrize(("culprit", "held"), [("b", "ad"), ("d", ""), (None, "")])
+def test_dear_candidates_are_switched_on_once_the_others_are_acquitted(culprit: str | None, held: str) -> None:
+    source = Source(flaky(culprit or "-", 0.7), names="abcd")
+    candidates = [replace(each, dear=each.id in "ad") for each in source.candidates]
+    search = CulpritSearch(candidates, partial(Bisector, seed=1), opening=(frozenset("abcd"),), max_trials=200)
+    findings = Campaign(source, Kept(), 5, 200).search(search, Notes())
+    assert findings.answer is not None
+    assert findings.answer.culprits == frozenset(culprit or "")
+    assert findings.not_tried == dict.fromkeys(held, HELD)
+    dear = [bool(trial.reverted & frozenset("ad")) for trial in source.started]
+    assert any(dear) is not bool(held)
+    assert not any(dear[: dear.index(True) if any(dear) else None])
 
 
 @pytest.mark.parametrize("jobs", [1, 3])

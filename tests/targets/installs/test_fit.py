@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from specdebug.base.content import shipped_root
 from specdebug.base.errors import ContentError, SpecDebugError
+from specdebug.patching.source import Patch
 from specdebug.patching.toggles import Toggle, load_toggle
 from specdebug.report.listings import fit_lines
 from specdebug.targets.installs import fit
 from specdebug.targets.installs import fit as module
-from specdebug.targets.installs.fit import FitPart, Mends, added_sites, fit_of, mends_of, patches_of, read_sites
+from specdebug.targets.installs.fit import (
+    FitPart,
+    Mends,
+    added_sites,
+    edit_imports,
+    fit_of,
+    mends_of,
+    patches_of,
+    read_sites,
+)
 from specdebug.targets.installs.store import Installed
 from specdebug.targets.sglang.fit import LOOKS
 from specdebug.targets.sglang.inside import graphs, scheduler, stand_ins
@@ -136,6 +147,15 @@ def test_patches_that_fit_are_found(tmp_path: Path, toggle: Toggle, package: Pat
     assert (patch.owner, patch.module, patch.qualname) == ("toggle 77", "sglang.rows", "width")
     assert [edit.id for edit in patch.edits] == ["77#1"]
     assert patches_of(release(tmp_path), []) == []
+
+
+def test_fixes_of_what_runs_at_import_are_told_from_those_of_functions(
+    tmp_path: Path, toggle: Toggle, package: Path
+) -> None:
+    (package / "rows.py").write_text("class Rows:\n    wide = 3\n\n\ndef width():\n    return 3\n")
+    field = Patch.of("toggle 78", "sglang.rows:Rows", ("wide = 3", "wide = 2"))
+    other = replace(toggle, pr=78, foreign={"sglang": {">=0.5.13": (field,)}})
+    assert edit_imports(release(tmp_path), [toggle, other]) == {78}
 
 
 def test_a_release_that_is_another_now_is_refused_with_the_nearest_place(

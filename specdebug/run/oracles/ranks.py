@@ -41,8 +41,11 @@ class RanksOracle(Oracle):
         first = self._told[event.alike[0]]
         if first is not event and (found := _unlike(first.facts, event.facts)) is not None:
             self._report(first.rank, event, *found)
-        elif (found := _entered_otherwise(self._told[0], event)) is not None:
-            self._report(0, event, *found)
+            return
+        for other in sorted(rank for rank in self._told if rank < event.rank):
+            if (found := _entered_otherwise(self._told[other], event)) is not None:
+                self._report(other, event, *found)
+                return
 
     def _report(self, other: int, event: RankStepped, site: str, ours: str, theirs: str) -> None:
         self._parted = True

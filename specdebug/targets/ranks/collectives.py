@@ -138,10 +138,11 @@ class _Done:
 
 
 class FlightRecorder:
-    """Records the collectives of this process, which is ``rank``, from :meth:`begin` on."""
+    """Records the collectives of this process, which is ``rank``, from :meth:`begin` on. ``server``: the name of its
+    server where there are several, each of which numbers its groups by itself."""
 
-    def __init__(self, board: Board, rank: int) -> None:
-        self._board, self.rank = board, rank
+    def __init__(self, board: Board, rank: int, server: str | None = None) -> None:
+        self._board, self.rank, self._server = board, rank, server
         self._numbers: Counter[str] = Counter()
         self._state = State()
         self._since: list[Collective] = []
@@ -181,7 +182,7 @@ class FlightRecorder:
         return entering
 
     def _enters(self, name: str, group: Any, args: Sequence[Any], named: Any) -> None:
-        label = str(group.group_name)
+        label = f"{self._server}.{group.group_name}" if self._server else str(group.group_name)
         self._numbers[label] += 1
         first = _first_tensor([*args, *named.values()])
         form = ("none", ()) if first is None else (str(first.dtype).removeprefix("torch."), tuple(first.shape))

@@ -194,8 +194,8 @@ class Crew:
         return RankFailed(text, f"rank{rank.number}", kind, rank.number, self.states())
 
     def _hangs(self, among: Sequence[int] | None) -> RankFailed:
-        """Of ranks that stand still, the one that parts from rank 0; else the one that the others wait for: it waits in
-        no collective, or has entered fewer."""
+        """Of ranks that stand still, the first that parts from one before it; else the one that the others wait for: it
+        waits in no collective, or has entered fewer."""
         states = {number: self.board.read(number) for number in range(self.board.world)}
         parted = self._parted()
         idle = [number for number, state in states.items() if not state.waits and (among is None or number in among)]
@@ -207,11 +207,12 @@ class Crew:
         return RankFailed(text, site, "hang", number, self.states())
 
     def _parted(self) -> tuple[int, str] | None:
-        """The first rank that has entered another collective than rank 0, and in words which."""
-        first = self.board.read(0)
-        for number in self.numbers:
-            if (found := first.parts_from(self.board.read(number))) is not None:
-                return number, f"rank {number} parts from rank 0, which enters {found[0]}, and it {found[1]}"
+        """The first rank that has entered another collective than one before it, and in words which."""
+        states = [self.board.read(number) for number in range(self.board.world)]
+        for number, state in enumerate(states):
+            for first in range(number):
+                if (found := states[first].parts_from(state)) is not None:
+                    return number, f"rank {number} parts from rank {first}, which enters {found[0]}, and it {found[1]}"
         return None
 
     def _told(self, parted: tuple[int, str] | None) -> str:

@@ -69,9 +69,13 @@ class Ranks:
         """``limit_s``: the run's time limit."""
         self.layout, self._make = layout, make
         board = Board(layout.world)
-        self._recorder = FlightRecorder(board, 0)
+
+        def recorder(rank: int) -> FlightRecorder:
+            return FlightRecorder(board, rank, layout.role(rank))
+
+        self._recorder = recorder(0)
         self._handovers = None if layout.disaggregation is None else Handovers(layout.world)
-        self._crew = Crew(board, lambda number, channel: self._live(FlightRecorder(board, number), channel), limit_s)
+        self._crew = Crew(board, lambda number, channel: self._live(recorder(number), channel), limit_s)
 
     def open(self, starts: Starts, heads: int) -> RankedSession:
         """Build all schedulers together, and return the session. Raises SessionFailed, and what SGLang raises."""

@@ -92,6 +92,16 @@ def test_ranks_of_other_parts_need_not_agree() -> None:
     assert Told().step({"tokens": [1]}, {"tokens": [2]}, alike=(0,)) == []
 
 
+def test_ranks_of_a_second_server_are_held_to_each_other() -> None:
+    told = Told()
+    groups = ("decode.4", "decode.4", "prefill.4", "prefill.4")
+    for rank, (group, size) in enumerate(zip(groups, (2, 2, 3, 1), strict=True)):
+        told.oracle.on(RankStepped(3, rank, (rank,), [], [entered(group=group, shape=(size,))]))
+    (found,) = told.found
+    assert (found.signature, found.data["rank"]) == ("ranks@allreduce", 3)
+    assert str(found.data["ranks"][0]).startswith("rank 2 enters allreduce #1 of float32 3 in group prefill.4")
+
+
 def test_it_is_told_once() -> None:
     told = Told()
     told.step({"tokens": [1]}, {"tokens": [2]})

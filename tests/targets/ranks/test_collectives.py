@@ -77,17 +77,17 @@ def test_a_root_calls_from_another_line_than_the_others_and_does_not_part() -> N
     assert State(1, True, (one,)).parts_from(State(1, True, (two,))) == (one, two)
 
 
-def joined(tmp_path: Path, world: int, body: Callable[[int, FlightRecorder], None]) -> Board:
-    """Processes that are joined by gloo, each with its recorder; what the board says once all are over."""
+def joined(tmp_path: Path, world: int, body: Callable[[int, FlightRecorder, Board], None]) -> Board:
+    """Processes of one server, joined by gloo, each with its recorder; what the board says once all are over."""
     board = Board(world)
 
     def live(rank: int) -> None:
         torch.set_num_threads(1)
-        recorder = FlightRecorder(board, rank)
+        recorder = FlightRecorder(board, rank, "decode")
         recorder.begin()
         dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=rank, world_size=world)
         recorder.taken()
-        body(rank, recorder)
+        body(rank, recorder, board)
 
     processes = [get_context("fork").Process(target=live, args=(rank,)) for rank in range(world)]
     for process in processes:
@@ -99,7 +99,7 @@ def joined(tmp_path: Path, world: int, body: Callable[[int, FlightRecorder], Non
 
 
 def test_both_ranks_record_the_same_in_order(tmp_path: Path) -> None:
-    def body(rank: int, recorder: FlightRecorder) -> None:
+    def body(rank: int, recorder: FlightRecorder, board: Board) -> None:
         number = torch.ones(3) * (rank + 1)
         dist.all_reduce(number)
         assert number.tolist() == [3, 3, 3]
@@ -110,6 +110,7 @@ def test_both_ranks_record_the_same_in_order(tmp_path: Path) -> None:
         seen = [(each.op, each.dtype, each.shape) for each in recorder.taken()]
         assert seen[:2] == [("allreduce", "float32", (3,)), ("broadcast", "int64", (2, 2))]
         assert seen[2][0] == "allgather"
+        assert {each.group.partition(".")[0] for each in board.read(rank).latest} == {"decode"}
         assert recorder.taken() == []
 
     board = joined(tmp_path, 2, body)
@@ -122,7 +123,7 @@ def test_both_ranks_record_the_same_in_order(tmp_path: Path) -> None:
 
 
 def test_a_fault_does_what_it_says_at_the_next_of_a_model_and_once(tmp_path: Path) -> None:
-    def body(rank: int, recorder: FlightRecorder) -> None:
+    def body(rank: int, recorder: FlightRecorder, board: Board) -> None:
         def shapes(how: str) -> list[tuple[int, ...]]:
             recorder.tampering = how
             dist.all_reduce(torch.ones(4, dtype=torch.int64))  # none of a model's forward

@@ -18,7 +18,7 @@ from specdebug.targets.inside.guard import tell_lost
 from specdebug.targets.sglang.inside import attention, recurrent, sgl_kernel
 from specdebug.targets.sglang.inside.empty_modules import EmptyModule
 from specdebug.targets.sglang.inside.launches import LaunchedStandIn, TorchKernel
-from specdebug.targets.sglang.inside.seats import Seat, installed
+from specdebug.targets.sglang.inside.seats import Seat, in_sglang, installed
 
 _KERNELS, _OLD_KERNELS = "kernels.ops.attention", "srt.layers.attention.triton_ops"
 _UTILS = "srt.speculative.eagle_utils"
@@ -161,6 +161,15 @@ def _of_no_tokens(rotate: Callable[..., Any]) -> Callable[..., Any]:
     return rotated
 
 
+def _of_its_group(_: Any) -> Callable[..., None]:
+    """An exchange of all ranks with all, which SGLang has as an operator of a GPU: the group's own function."""
+
+    def exchanged(output: Any, input: Any, group_name: str) -> None:
+        in_sglang("srt.distributed.parallel_state")._groups[group_name]()._all_to_all_single(output, input)
+
+    return exchanged
+
+
 def _no_nccl(*_: Any) -> None:
     """In the place of NCCL's library, which is there beside a torch for GPUs: its ranks would take one each."""
     raise OSError("there is no NCCL on a CPU")
@@ -243,6 +252,8 @@ def _all() -> Iterable[StandIn]:
     yield StandIn(("srt.models.deepseek_v2:get_rope_wrapper",), _its_rope, needed=False)
     yield StandIn(("srt.layers.rotary_embedding.base:RotaryEmbedding.forward_native",), _of_no_tokens, needed=False)
     yield StandIn(("srt.distributed.device_communicators.pynccl:NCCLLibrary",), _constant(_no_nccl), needed=False)
+    exchange = "srt.distributed.parallel_state:reg_all_to_all_single"
+    yield StandIn((exchange,), _of_its_group, needed=False)
     # On a CPU it stores quantised keys and values for kernels of Intel's alone.
     for module in ("kv_cache_dtype", "kv_cache_configurator"):
         yield StandIn((f"srt.mem_cache.{module}:current_platform",), _NoCpu, needed=False)

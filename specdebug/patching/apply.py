@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from specdebug.patching.compilers import SCRIPTS, FunctionText, Kernels, forget_script, hand_text
 from specdebug.patching.hits import hits_of, new_counter
-from specdebug.patching.live import Exchange, LiveFunctions, census_taken, undo
+from specdebug.patching.live import Exchange, LiveFunctions, census_taken, searched_once, undo
 from specdebug.patching.match import Placed, check_overlaps, place
 from specdebug.patching.rewrite import rewrite
 from specdebug.patching.source import ModuleSource, Patch, PatchError, find_source
@@ -87,7 +87,7 @@ def apply(patches: Iterable[Patch], mode: Mode = "inprocess") -> Applied:
     import (module level, class bodies, defaults, decorators) can no longer be edited.
     """
     patches = tuple(patches)
-    with _lock:
+    with _lock, searched_once():
         modules: dict[str, _Module] = {}
         placed: dict[str, list[Placed]] = {}
         for patch in patches:

@@ -10,7 +10,8 @@ import functools
 import gc
 import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any
@@ -20,7 +21,9 @@ from specdebug.patching.rewrite import CodeTree, FunctionKey, Rewritten, rewrite
 from specdebug.patching.source import PatchError
 
 _LruCache: type[Any] = type(functools.lru_cache(lambda: None))
+_HOLDERS = (_LruCache, property, staticmethod, classmethod)
 _census: list[Any] | None = None
+_searched: list[Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -243,14 +246,25 @@ def end_census() -> None:
     _census = None
 
 
+@contextmanager
+def searched_once() -> Iterator[None]:
+    """Search once for all that is patched within. No functions may be made there."""
+    global _searched
+    try:
+        _searched = [thing for thing in gc_objects() if _matters(thing, "")]
+        yield
+    finally:
+        _searched = None
+
+
 def gc_objects() -> list[Any]:
-    """Every container object of the process, or of the census.
+    """Every container object of the process; of the census, or within :func:`searched_once`, those that matter.
 
     ``gc.freeze()``, as of a fork server, hides objects, so they are thawed, and frozen again in such a process: each
     collection would walk through all of them.
     """
-    if _census is not None:
-        return _census
+    if (found := _searched if _census is None else _census) is not None:
+        return found
     frozen = gc.get_freeze_count()
     gc.unfreeze()
     objects = gc.get_objects()
@@ -263,12 +277,10 @@ def _matters(thing: Any, folder: str) -> bool:
     kind = type(thing)
     if kind is FunctionType:
         return bool(thing.__code__.co_filename.startswith(folder))
-    return issubclass(kind, _LruCache) or str(kind.__module__).startswith("triton.")
+    return issubclass(kind, _HOLDERS) or str(kind.__module__).startswith("triton.")
 
 
 def _caches_of(functions: Sequence[FunctionType]) -> list[Any]:
-    if _census is None:
-        return [holder for holder in gc.get_referrers(*functions) if issubclass(type(holder), _LruCache)]
     wanted = set(map(id, functions))
-    caches = [thing for thing in _census if issubclass(type(thing), _LruCache)]
+    caches = [thing for thing in gc_objects() if issubclass(type(thing), _LruCache)]
     return [cache for cache in caches if any(id(held) in wanted for held in gc.get_referents(cache))]

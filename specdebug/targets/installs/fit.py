@@ -18,7 +18,7 @@ from specdebug.base.errors import SpecDebugError
 from specdebug.base.interpreters import other_python
 from specdebug.base.yamlio import load_yaml
 from specdebug.patching import Patch
-from specdebug.patching.drift.check import fit, patches_for, why_none
+from specdebug.patching.drift.check import fit, why_none
 from specdebug.patching.drift.dist import Dist, open_package
 from specdebug.patching.match import Placed
 from specdebug.patching.rewrite import rewrite, tried
@@ -97,9 +97,8 @@ def mends_of(here: Installed, toggles: Sequence[Toggle], known: Sequence[Toggle]
 
 def _patches_for(here: Installed, toggle: Toggle) -> tuple[Patch, ...] | None:
     """The patches of a fix for a release, by the first of the versions that it is taken for; None if it has none."""
-    taken_for = (dist_of(here, version) for version in here.versions)
-    found = next(filter(None, (patches_for(each, toggle) for each in taken_for)), None)
-    return None if found is None else found[1]
+    found = (toggle.edits_in(here.engine, version) for version in here.versions)
+    return next((patches for patches in found if patches is not None), None)
 
 
 def added_sites(here: Installed, folder: Path | None = None) -> tuple[Patch, ...]:

@@ -3,6 +3,7 @@ are reverted or mended, those that add probe sites (``probes/sites/``), and our 
 
 from __future__ import annotations
 
+import ast
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,9 +21,8 @@ from specdebug.base.yamlio import load_yaml
 from specdebug.patching import Patch
 from specdebug.patching.drift.check import fit, why_none
 from specdebug.patching.drift.dist import Dist, open_package
-from specdebug.patching.match import Placed
-from specdebug.patching.rewrite import rewrite, tried
-from specdebug.patching.source import ModuleSource
+from specdebug.patching.match import place
+from specdebug.patching.source import PatchError, walk_scopes
 from specdebug.patching.toggles import Toggle, read_ranges
 from specdebug.targets.inside.source import Source
 from specdebug.targets.installs.store import Installed
@@ -52,17 +52,19 @@ def edit_imports(here: Installed, toggles: Sequence[Toggle]) -> frozenset[int]:
     """The numbers of those fixes that change what runs when a release is imported, as a dataclass's fields: they are
     reverted in processes that import it anew."""
     dist = dist_of(here)
-    return frozenset(toggle.pr for toggle in toggles if _edits_import(dist, _patches_for(here, toggle) or ()))
+    edits = ((toggle.pr, patch) for toggle in toggles for patch in _patches_for(here, toggle) or ())
+    return frozenset(number for number, patch in edits if _edits_import(dist, patch))
 
 
-def _edits_import(dist: Dist, patches: Sequence[Patch]) -> bool:
-    by_source: dict[ModuleSource, list[Placed]] = {}
-    for source, one in tried(patches, dist.source)[0]:
-        by_source.setdefault(source, []).append(one)
-    return any(
-        not rewrite(source, edits).functions.same_import(rewrite(source, ()).functions)
-        for source, edits in by_source.items()
-    )
+def _edits_import(dist: Dist, patch: Patch) -> bool:
+    try:
+        source = dist.source(patch.module, patch.where)
+        placed = [place(source, patch, edit, number) for number, edit in enumerate(patch.edits)]
+    except PatchError:  # its trial says so
+        return False
+    functions = [node for _, node in walk_scopes(source.tree) if not isinstance(node, ast.ClassDef)]
+    bodies = [(node.body[0].lineno, node.end_lineno or 0) for node in functions]
+    return not all(any(first <= one.start <= last for first, last in bodies) for one in placed)
 
 
 @dataclass(frozen=True)

@@ -115,9 +115,9 @@ CONTROL = frozenset[str]()  # nothing switched on
 DOUBT = 0.05  # chance that controls all pass although they fail as often as what is blamed
 UNTESTABLE = 20  # trials after which a search ends that has not seen a single testable one
 IDLE_PASSES = 3  # passed trials in which a candidate that never took effect was switched on, after which it is left out
+IDLE_TRIALS = 8  # the same of trials however they ended: a failure may have come before its lines
 IDLE = "its lines never ran"
 HELD = "a trial with it starts the engine anew, and the others are not acquitted"
-IDLE_TRIALS = 8  # the same of trials however they ended: a failure may have come before its lines
 
 
 @dataclass(frozen=True)

@@ -153,9 +153,9 @@ def place_of(here: Installed, patch: Patch) -> tuple[str | None, str]:
     return f"{'/'.join(inside)}:{found.places[0].line}", ""
 
 
-def dist_of(here: Installed, version: str | None = None) -> Dist:
-    """What an environment has of an engine, taken for a version if not its own."""
-    return Dist(here.engine, Version(version or here.version), open_package(package_of(here)))
+def dist_of(here: Installed) -> Dist:
+    """What an environment has of an engine."""
+    return Dist(here.engine, Version(here.version), open_package(package_of(here)))
 
 
 def source_of(here: Installed) -> Source:

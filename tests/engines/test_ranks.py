@@ -21,6 +21,11 @@ def test_several_ranks_serve_what_one_does(name: str) -> None:
     assert (code, arm["verdict"]) == (0, "pass")
 
 
+def test_rows_of_a_request_that_was_prefilled_beside_may_be_handed_over() -> None:
+    code, arm = replayed("ranks/pd_eagle", *ON, "--seed", "4")
+    assert (code, arm["verdict"]) == (0, "pass")
+
+
 @pytest.mark.parametrize(
     ("fault", "signature"),
     [

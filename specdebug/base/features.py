@@ -73,7 +73,7 @@ class Features(Part):
 NONE = Features()
 ALL = frozenset(key.name for key in keys_of(Features))
 WITHOUT_LISTS = ALL - {"bad_words", "allowed_token_ids"}
-"""What engines have that forbid no tokens by name."""
+"""Engines that forbid no tokens by name offer these."""
 WITHOUT_GRAMMAR = WITHOUT_LISTS - {"json_schema", "regex"}
 
 

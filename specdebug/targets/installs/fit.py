@@ -154,7 +154,7 @@ def place_of(here: Installed, patch: Patch) -> tuple[str | None, str]:
 
 
 def dist_of(here: Installed) -> Dist:
-    """What an environment has of an engine."""
+    """Return the files of the engine that an environment has, with its version."""
     return Dist(here.engine, Version(here.version), open_package(package_of(here)))
 
 

@@ -20,7 +20,7 @@ RIGHT = LOGITS.log_softmax(-1).tolist()
 def judged(
     told: list[float], tops: list[dict[int, float]] | None = None, temperature: float = 0.0, **features: Any
 ) -> list[Violation]:
-    """What is said of a request of the tokens 1 and 0."""
+    """Return the violations of a request whose output is the tokens 1 and 0."""
     asked = Features(**{"logprobs": 1, **features})
     sampling = SimpleNamespace(temperature=temperature, features=asked)
     held = FakeRequest("a.0", [1, 2], sampling)

@@ -61,8 +61,8 @@ def oracles_of(bench: Bench) -> tuple[list[Oracle], list[CannotShow]]:
     added = [_ADDED[name] for name, options in bench.settings.spec.more.items() if options is not False]
     for kind in (*(each for each in ORACLES if each.wanted(bench.settings)), *added):
         lacks = tuple(sorted(kind.needs - bench.session.shows))
-        if lacks:
-            blind.append(CannotShow(kind.name, lacks))
-        else:
+        if not lacks:
             looking.append(kind(bench))
+        elif (said := CannotShow(kind.name, lacks)) not in blind:  # oracles that share a name say it once
+            blind.append(said)
     return looking, blind

@@ -44,4 +44,4 @@ def test_one_whose_needs_are_not_met_is_listed_with_what_it_lacks(missing: type)
     assert missing not in map(type, looking)
     (said,) = [str(each) for each in blind if each.oracle == missing.name]
     assert all(SHOWN[ability] in said for ability in missing.needs)
-    assert len(looking) + len(blind) == len(ORACLES)
+    assert {each.name for each in looking} | {each.oracle for each in blind} == {each.name for each in ORACLES}

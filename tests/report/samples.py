@@ -148,13 +148,13 @@ class Page(HTMLParser):
         self.seen: dict[str, int] = {}
         self.words: list[str] = []
         self._open: list[str] = []
-        unlinked = re.sub(r'<a href="https?://[^"]*">', "<a>", source)
+        unlinked = re.sub(r"<a href='https?://[^']*'>", "<a>", source)
         assert not re.search(r'(src|href)\s*=\s*["\'](?!#)', unlinked), "loads something"
         self.feed(source)
         self.close()
         assert not self._open, self._open
         assert len(set(self.ids)) == len(self.ids), "an id twice"
-        assert set(re.findall('<a href="#([^"]*)"', source)) <= set(self.ids), "a link to no place"
+        assert set(re.findall("<a href=['\"]#([^'\"]*)['\"]", source)) <= set(self.ids), "a link to no place"
 
     @property
     def text(self) -> str:

@@ -53,7 +53,7 @@ def test_a_page_begins_with_the_failure_its_fix_and_what_to_run(tmp_path: Path, 
     assert blocks[1].startswith("specdebug toggles show 200\n")
     shown = page(report)
     Page(shown)  # its links lead somewhere
-    assert '<a href="https://example.org/200">fix 200</a>' in shown
+    assert "<a href='https://example.org/200'>fix 200</a>" in shown
 
 
 def test_a_comparison_begins_with_the_arms_that_failed() -> None:

@@ -120,16 +120,17 @@ class Injector:
         from specdebug.engine.textbook.memory import mha_pool
         from specdebug.engine.textbook.speculative import worker as stages
 
-        wrapped: dict[Point, tuple[object, str]] = {
-            "readback": (stages, "Readback"),
-            "move": (mha_pool, "move_kv"),
-            "free": (self._view.memory, "free"),
-            "attach": (self._view.cache, "attach"),
-            "release": (self._view.cache, "release"),
+        functions: dict[Point, tuple[object, str]] = {"readback": (stages, "Readback"), "move": (mha_pool, "move_kv")}
+        methods: dict[Point, tuple[str, str]] = {
+            "free": ("memory", "free"),
+            "attach": ("cache", "attach"),
+            "release": ("cache", "release"),
         }
-        for point, (owner, name) in wrapped.items():
-            if point in points:
-                self._wrap(owner, name, point)
+        for point in points & functions.keys():
+            self._wrap(*functions[point], point)
+        for point in points & methods.keys():
+            part, name = methods[point]
+            self._wrap(getattr(self._view, part), name, point)
 
     def on(self, event: Event) -> None:
         match event:

@@ -40,7 +40,8 @@ def minimal(
     first that passes the site."""
     served = (worker or server_of(kind, site)).options(*TREE)
     # Prefills are few, and the first is as good as any.
-    prefill = kind.name in ("draft_kv_not_written", "prompt_token_swapped", "target_only_restore")
+    prefill = kind.name in ("draft_kv_not_written", "prompt_token_swapped", "target_only_restore", "rank_behind")
+    prefill |= "transfers" in kind.needs
     steps = None if prefill or "prefill" in (site or "") else BUSY
     scenario: dict[str, Any] = {
         "name": f"minimal-{kind.name.replace('_', '-')}",

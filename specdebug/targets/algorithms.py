@@ -65,7 +65,7 @@ class Repertoire:
         adapting: algorithms whose chains may adapt their lengths.
         refused: names that it has and that cannot be run, and why.
         kv_dtypes: types that keys and values may be stored in.
-        ranks: it is run on several of them, too.
+        ranks: options of several ranks that it has.
     """
 
     engine: str
@@ -74,7 +74,7 @@ class Repertoire:
     adapting: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
     kv_dtypes: tuple[str, ...] = ()
-    ranks: bool = False
+    ranks: tuple[str, ...] = ()
 
     def named(self, options: Mapping[str, Any]) -> tuple[str | None, ForeignAlgorithm | None, bool]:
         """The algorithm that options name, what it is if it is a foreign one, and if lengths are to adapt."""
@@ -104,8 +104,7 @@ class Repertoire:
             known = ", ".join(self.kv_dtypes)
             why = f"must be one of {known}" if known else f"only SGLang stores KV so; give --target {SGLANG.release}"
             raise InvalidOption(why, (KV_DTYPE,))
-        if RankLayout.read(options).world > 1 and not self.ranks:
-            raise InvalidOption(f"only SGLang is run on several ranks; give --target {SGLANG.release}", (RANKS[0],))
+        self._refuse_ranks(RankLayout.read(options))
         options = {key: value for key, value in options.items() if key not in (KV_DTYPE, *RANKS)}
         if foreign is None and not adapts:
             return options
@@ -124,6 +123,16 @@ class Repertoire:
             if spec.get(place, value) != value:
                 raise InvalidOption(f"{name} has nothing but {value}", ("speculative", place))
         return {**options, "speculative": {**spec, "algorithm": "EAGLE"}}
+
+    def _refuse_ranks(self, layout: RankLayout) -> None:
+        """Raise InvalidOption for ranks that only other engines have."""
+        for key in RANKS if layout.world > 1 else ():
+            if key not in self.ranks and getattr(layout, key) != getattr(_ALONE, key):
+                has = [each for each in _EVERY if key in each.ranks]
+                who, where = (" and ".join(getattr(each, name) for each in has) for name in ("engine", "release"))
+                what = "is" if len(has) == 1 else "are"
+                why = f"only {who} {what} run on ranks by this; give --target {where.replace(' and ', ' or ')}"
+                raise InvalidOption(why, (key,))
 
     def _refuse(self, name: str | None, foreign: ForeignAlgorithm | None, adapts: bool) -> None:
         """Raise InvalidOption for what only other engines have."""
@@ -149,6 +158,7 @@ class Repertoire:
 
 
 _ALGORITHM = ("speculative", "algorithm")
+_ALONE = RankLayout()
 SGLANG = Repertoire(
     "SGLang",
     "sglang==0.5.23",
@@ -166,7 +176,7 @@ SGLANG = Repertoire(
     },
     adapting=("EAGLE", "EAGLE3", "NEXTN"),
     kv_dtypes=("fp8_e5m2", "fp8_e4m3"),
-    ranks=True,
+    ranks=RANKS,
 )
 VLLM = Repertoire(
     "vLLM",
@@ -180,6 +190,7 @@ VLLM = Repertoire(
     refused={
         "SUFFIX": "it needs arctic-inference, which has no wheel on PyPI",
     },
+    ranks=("tp",),
 )
 _EVERY = (SGLANG, VLLM)
 NONE = Repertoire("this engine", "embedded")

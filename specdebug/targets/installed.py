@@ -66,6 +66,12 @@ def config_of(path: Path) -> dict[str, Any]:
     return config
 
 
+def key_value_heads(path: Path) -> int:
+    """Heads of keys and values of a checkpoint. Raises CheckpointError."""
+    config = config_of(path)
+    return int(config.get("num_key_value_heads") or config.get("num_attention_heads", 1))
+
+
 def remade(path: Path, config: dict[str, Any], below: Path, weights: Callable[[Path], None] | None = None) -> Path:
     """The folder, made ``below`` unless it is there, of a checkpoint with another config and links to its other files.
     ``weights``: writes tensors into it in the place of the checkpoint's. Raises SpecDebugError."""

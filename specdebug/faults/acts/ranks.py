@@ -1,6 +1,6 @@
 """Damage of ranks: a process of several that dies, stands still or comes late, collectives that one of them enters
 otherwise than the others do, and what a server that prefills hands over. ``shot.view.ranks`` has the ranks
-(``targets/sglang/ranked.py``)."""
+(``targets/ranks/session.py``)."""
 
 from typing import Any
 

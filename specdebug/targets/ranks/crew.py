@@ -8,11 +8,13 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
+from queue import Empty, SimpleQueue
 from typing import Any, NoReturn
 
 from specdebug.async_probe import parse_message
@@ -244,6 +246,37 @@ def _words_of(error: BaseException) -> Failure:
     probe = parse_message(str(error))
     told = probe if probe is not None else failed if isinstance(failed, SessionFailed) else None
     return Failure(str(failed), *(("engine", "error") if told is None else (told.site, told.kind)))
+
+
+class WatchedThread:
+    """Makes calls in a thread of its own, one at a time, and calls ``watch`` again and again meanwhile."""
+
+    def __init__(self, watch: Callable[[], None]) -> None:
+        self._watch = watch
+        self._calls: SimpleQueue[Callable[[], Any]] = SimpleQueue()
+        self._answers: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+        threading.Thread(target=self._run, name="rank", daemon=True).start()
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """What a function returns. Raises what it raises, and what ``watch`` raises: that one still runs then, and no
+        other can be called."""
+        self._calls.put(function)
+        while True:
+            with contextlib.suppress(Empty):
+                answer, error = self._answers.get(timeout=_LOOK_S)
+                break
+            self._watch()
+        if error is not None:
+            raise error
+        return answer
+
+    def _run(self) -> None:
+        while True:
+            function = self._calls.get()
+            try:
+                self._answers.put((function(), None))
+            except BaseException as error:
+                self._answers.put((None, error))
 
 
 def messages(channel: Connection) -> Iterator[Any]:

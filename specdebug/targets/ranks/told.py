@@ -4,7 +4,7 @@ facts that ranks which do the same must agree in."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -200,3 +200,12 @@ def _joined(parts: Sequence[KeysValues], heads: int) -> KeysValues:
         parts = parts[::again]
     keys, values = (torch.cat([part[side] for part in parts], dim=2)[:, :, :heads] for side in (0, 1))
     return keys, values
+
+
+def other_part(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
+    """The first part in which two rows of what requests store differ; None where they are equal to the bit."""
+    for name, value in one.items():
+        ours, theirs = (torch.as_tensor(each).double() for each in (value, other[name]))
+        if not torch.allclose(ours, theirs, 0.0, 0.0, equal_nan=True):
+            return name
+    return None

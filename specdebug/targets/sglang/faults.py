@@ -1,5 +1,5 @@
 """Classes of faults that have a meaning in SGLang: those that act between two of its scheduler's batches, on what its
-pools, rows and books are like ours in, and those at sites that it passes."""
+pools, rows and books are like ours in, those at sites that it passes, and those of ranks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from specdebug.base.errors import one_line
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.model import Fault
 from specdebug.targets.installs.release import order
+from specdebug.targets.ranks.layout import PD
 from specdebug.targets.sglang.sites import passed
 
 BETWEEN_BATCHES = (
@@ -18,6 +19,8 @@ BETWEEN_BATCHES = (
     *("req_to_token_out_of_range", "req_to_token_of_another", "slot_used_after_free", "generation_mismatch"),
     *("slots_leaked", "cache_lock_lost", "worker_killed", "worker_hangs"),
 )
+OF_RANKS = tuple(name for name, kind in CLASSES.items() if kind.point == "ranks")
+"""Classes that act on processes which compute together, and on what they hand over."""
 NOT_AT_SITES = (
     *("stale_padding_positions", "draft_kv_not_written", "nan_kv_after_forward", "bit_flip_kv_after_forward"),
     *("poisoned_padding_rows", "stale_padding_rows"),
@@ -37,6 +40,8 @@ class SglangFaults:
     """The faults that can act in a release of SGLang; in any that is known, where it is None. ``busy``: the steps of a
     small scenario in which several requests of ``new_tokens`` decode."""
 
+    engine = "SGLang"
+
     def __init__(self, release: str | None = None) -> None:
         self._release = release
 
@@ -47,7 +52,7 @@ class SglangFaults:
         """Engine options without which a class cannot act, at a site or at the first of its own."""
         at = site or next(iter(CLASSES[name].sites), None)
         chunks = {"chunked_prefill_size": 16} if at == AT_CHUNKS else {}
-        return {"attention_backend": "fa3", **chunks}  # no other plan has trees on pages
+        return {"attention_backend": "fa3", **chunks, **ranks_for(name)}  # no other plan has trees on pages
 
     def lacks(self, name: str) -> str | None:
         """Why a class that has a meaning in SGLang cannot act in this release; None if it can."""
@@ -58,7 +63,7 @@ class SglangFaults:
         """The sites at which a class can act; empty for one that acts at none, None for one that cannot act."""
         if name in NOT_AT_SITES or self.lacks(name) is not None:
             return None
-        if name in BETWEEN_BATCHES:
+        if name in BETWEEN_BATCHES or name in OF_RANKS:
             return ()
         there = passed() - NOT_READ.get(name, frozenset())
         return tuple(site for site in CLASSES[name].sites if site in there) or None
@@ -66,12 +71,18 @@ class SglangFaults:
     def refusal(self, fault: Fault) -> str | None:
         """Why a fault cannot act; None if it can."""
         if lacked := self.lacks(fault.name):
-            return f"it cannot act in SGLang {self._release}: {lacked}"
+            return f"it cannot act in {self.engine} {self._release}: {lacked}"
         sites = self.sites(fault.name)
         if sites is None:
             acting = ", ".join(name for name in CLASSES if self.sites(name) is not None)
-            return f"it has no meaning in SGLang; {one_line(acting, 2000)} have"
+            return f"it has no meaning in {self.engine}; {one_line(acting, 2000)} have"
         site = fault.site or next(iter(CLASSES[fault.name].sites), None)
         if site is not None and site not in sites:
             return f"SGLang passes no site {site}; with site={sites[0]} it can act" if sites else f"no site {site}"
         return None
+
+
+def ranks_for(name: str) -> Mapping[str, Any]:
+    """Engine options of the ranks without which a class cannot act."""
+    needs = CLASSES[name].needs
+    return {"disaggregation": PD} if "transfers" in needs else {"tp": 2} if "ranks" in needs else {}

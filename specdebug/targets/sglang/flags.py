@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,6 +25,7 @@ NO_FLAG: dict[tuple[str, ...], str] = {
 KNOWN = ("EAGLE", "EAGLE3", *SGLANG.foreign)
 """Algorithms whose drafts its checkpoints can be made from, or that are made."""
 ADAPTING = "--speculative-adaptive"
+_THREADS = "SGLANG_CPU_OMP_THREADS_BIND"
 
 BY_PHASE = "srt.model_executor.cuda_graph_config:Phase"
 """There in releases that have graphs by phase, from 0.5.14 on, and flags for each."""
@@ -112,6 +114,15 @@ def _ranks(layout: RankLayout) -> list[str]:
     words = ["--tp-size", str(layout.tp)] if layout.tp > 1 else []
     words += ["--pp-size", str(layout.pp)] if layout.pp > 1 else []
     return words + (["--enable-dp-attention", "--dp-size", str(layout.dp)] if layout.dp_attention else [])
+
+
+def on_this_machine(layout: RankLayout, *, drafts: bool) -> dict[str, str]:
+    """Variables that give each rank one of the cores of this process: on a CPU SGLang would have a NUMA node for each.
+    What ranks hand over stays on this machine. Pipelines that draft are behind a switch of SGLang's."""
+    cores = sorted(os.sched_getaffinity(0))
+    bound = "|".join(str(cores[rank % len(cores)]) for rank in range(layout.world))
+    variables = {"SGLANG_HOST_IP": "127.0.0.1", "MOONCAKE_PROTOCOL": "tcp", _THREADS: os.environ.get(_THREADS, bound)}
+    return variables | ({"SGLANG_ENABLE_PP_SPEC": "1"} if layout.pp > 1 and drafts else {})
 
 
 def disaggregated(role: str | None, port: int | None) -> list[str]:

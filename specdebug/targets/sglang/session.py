@@ -32,10 +32,12 @@ from specdebug.events import (
     StepOver,
     Stepped,
 )
-from specdebug.targets.base import Asked, Opening, Session, StoredDrafts
+from specdebug.targets.base import Asked, Opening, StoredDrafts
 from specdebug.targets.http.request import sampling_params
 from specdebug.targets.inside.failure import failure_of
 from specdebug.targets.inside.guard import LOST
+from specdebug.targets.ranks.session import RankSession
+from specdebug.targets.ranks.told import other_part
 from specdebug.targets.requests import (
     CannotBeServed,
     Lost,
@@ -50,7 +52,7 @@ from specdebug.targets.sglang.inside.faults import SeenEngine, SeenRequest
 from specdebug.targets.sglang.inside.grammars import attempt_grammars
 from specdebug.targets.sglang.inside.scheduler import PULL, RECEIVE, SEND, booked, held, violated
 from specdebug.targets.sglang.inside.seats import RETRACT, in_sglang
-from specdebug.targets.sglang.inside.stages import RECORDING, DraftRows, StageSites, kv_of, other_part, record
+from specdebug.targets.sglang.inside.stages import RECORDING, DraftRows, StageSites, kv_of, record
 
 if TYPE_CHECKING:
     from specdebug.engine.config import SpeculativeConfig
@@ -207,7 +209,7 @@ class _Launched:
     seen: Mapping[str, dict[str, Any]]
 
 
-class SglangSession(Session):
+class SglangSession(RankSession):
     """A scheduler that serves."""
 
     own = False
@@ -463,7 +465,10 @@ class SglangSession(Session):
         rows = [self._requests[each.rid].stored for each in requests]
         if any(row is None for row in rows):
             raise NotShown(requests[0].rid)
-        return DraftRows.of([row for row in rows if row is not None])
+        return self.joined([row for row in rows if row is not None])
+
+    def joined(self, rows: Sequence[dict[str, Any]]) -> StoredDrafts:
+        return DraftRows.of(rows)
 
     # What the taps of scheduler and stages call, in the scheduler's thread.
 

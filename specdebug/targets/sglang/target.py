@@ -20,7 +20,7 @@ from specdebug.patching import Patch
 from specdebug.reference.config import is_read
 from specdebug.targets.algorithms import KV_DTYPE, SGLANG, ForeignAlgorithm
 from specdebug.targets.base import Asked, Opening, Session, Traits
-from specdebug.targets.installed import InstalledTarget, config_of, make_import_folder, remade
+from specdebug.targets.installed import InstalledTarget, config_of, key_value_heads, make_import_folder, remade
 from specdebug.targets.installs.fit import added_sites, sites_of, source_of
 from specdebug.targets.installs.release import order, recipes
 from specdebug.targets.installs.store import Installed, StoreError
@@ -38,6 +38,7 @@ from specdebug.targets.sglang.flags import (
     STATES,
     disaggregated,
     mapped,
+    on_this_machine,
     require_known,
     reserved_tokens,
 )
@@ -212,9 +213,11 @@ class SglangTarget(InstalledTarget):
     def open(self, options: Mapping[str, Any], seed: int, opening: Opening) -> Session:
         from specdebug.targets.inside.failure import importing
         from specdebug.targets.inside.guard import LOST
+        from specdebug.targets.launch.process import free_port
+        from specdebug.targets.ranks.session import Ranks
         from specdebug.targets.sglang.build import build, import_engine
-        from specdebug.targets.sglang.inside.scheduler import Start, free_port
-        from specdebug.targets.sglang.ranked import Ranks, on_this_machine
+        from specdebug.targets.sglang.inside.scheduler import Start
+        from specdebug.targets.sglang.inside.transfers import Handovers, stand_in_for_mooncake
         from specdebug.targets.sglang.session import SglangSession
 
         here, asked, there = self.installed(), self.asked(options), opening.over_there
@@ -222,13 +225,17 @@ class SglangTarget(InstalledTarget):
         hidden = SGLANG.hidden_by(options) | (frozenset() if asked.dense else BY_DENSE)
         hidden |= OF_ONE_STAGE if RankLayout.read(options).pp > 1 else frozenset()
         shows = (SHOWS - INSIDE | frozenset(there.shows)) - hidden
+        heads = key_value_heads(checkpoint_path(asked.model))
         cpu, layout, speculative = asked.device == "cpu", RankLayout.read(options), SGLANGS.read(options).speculative
         several, roles = layout.world > 1, (None,) if layout.disaggregation is None else ROLES
+        handovers = None if layout.disaggregation is None else Handovers(layout.world)
 
         def make(rank: int, watch: Callable[[], None] | None, starts: Mapping[str | None, Start]) -> SglangSession:
             if rank and not cpu:
                 opening.before()
                 import_engine(cpu=False)
+            if handovers is not None:
+                stand_in_for_mooncake(handovers, rank)
             start, port = starts[layout.role(rank)], None if roles == (None,) else starts[PREFILL].bootstrap_port
             built = build(start, layout, rank, there, cpu=cpu, looks=bool(LOOKING & shows), states=STATES[0] in words)
             if built.not_engine_code and not rank:
@@ -236,29 +243,24 @@ class SglangTarget(InstalledTarget):
             own = (built, asked, shows, speculative, opening)
             return SglangSession(*own, watch=watch, leads=layout.leads(rank), bootstrap_port=port)
 
-        ranks = Ranks(layout, make, opening.limit_s) if several and not cpu else None
+        ranks = Ranks(layout, make, opening.limit_s, handovers) if several and not cpu else None
         self.begun(options, opening)
         with importing(self._settings):
             import_engine(cpu=cpu)
         os.environ.setdefault(CONVOLVED, asked.dtype)
         try:
             if several:
-                on_this_machine(layout, drafts=speculative is not None)
-                ranks = ranks or Ranks(layout, make, opening.limit_s)
+                os.environ |= on_this_machine(layout, drafts=speculative is not None)
+                ranks = ranks or Ranks(layout, make, opening.limit_s, handovers)
             port = free_port() if layout.disaggregation else None
             starts = {role: Start.of((*words, *disaggregated(role, port)), apart=several) for role in roles}
-            session: Session = make(0, None, starts) if ranks is None else ranks.open(starts, self._heads(options))
+            session: Session = make(0, None, starts) if ranks is None else ranks.open(starts, heads)
         except Exception:
             for lost in dict.fromkeys(LOST):  # a stand-in that refused judges nothing, whatever SGLang made of that
                 opening.say("lost", text=str(lost), stand_in=lost.stand_in)
             raise
         opening.busy.said("")
         return session
-
-    def _heads(self, options: Mapping[str, Any]) -> int:
-        """Heads of keys and values of the model."""
-        config = config_of(checkpoint_path(SGLANGS.read(options).model))
-        return int(config.get("num_key_value_heads") or config.get("num_attention_heads", 1))
 
     def command(self, options: Mapping[str, Any]) -> StartCommand:
         """How its own server is started with these options, with the stand-ins of a CPU. Raises StoreError where the

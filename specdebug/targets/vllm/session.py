@@ -8,8 +8,9 @@ import math
 import random
 import time
 from argparse import SUPPRESS
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -21,10 +22,20 @@ from specdebug.base.abilities import Ability
 from specdebug.base.errors import SpecDebugError
 from specdebug.base.features import features_of
 from specdebug.events import Finishing, Prefilled, StepBegan, StepOver, Stepped
-from specdebug.targets.base import Asked, Opening, Session, StoredDrafts
+from specdebug.targets.base import Asked, Opening, StoredDrafts
 from specdebug.targets.inside.failure import failure_of
 from specdebug.targets.inside.guard import LOST, Call, EngineLook, wrap_method
-from specdebug.targets.requests import CannotBeServed, Lost, RequestView, Sampling, SessionFailed, within_context
+from specdebug.targets.ranks.crew import WatchedThread
+from specdebug.targets.ranks.session import RankSession
+from specdebug.targets.requests import (
+    CannotBeServed,
+    Lost,
+    NotShown,
+    RequestView,
+    Sampling,
+    SessionFailed,
+    within_context,
+)
 from specdebug.targets.vllm.inside.books import MOST_BLOCKS, check_books
 from specdebug.targets.vllm.inside.boundaries import (
     HEADS,
@@ -34,7 +45,7 @@ from specdebug.targets.vllm.inside.boundaries import (
     StepRequests,
 )
 from specdebug.targets.vllm.inside.kv import BlockReader
-from specdebug.targets.vllm.inside.look import DraftLook
+from specdebug.targets.vllm.inside.look import DraftLook, StoredRows
 from specdebug.targets.vllm.inside.probes import SiteProbes
 from specdebug.targets.vllm.inside.second_runner import SecondBoundaries, is_second
 from specdebug.targets.vllm.inside.sites import StepSites, StepSitesInOrder
@@ -45,14 +56,16 @@ DECLINES = ("VLLMValidationError", "VLLMClientError")
 
 @dataclass(eq=False)
 class VllmRequest:
-    """A request, as ``requests.RequestView``. ``own``: vLLM's. ``prefills``: its next token is a prefill's. ``kept``:
-    the tokens of its output, where a stop string was complete before the last that a verify accepted."""
+    """A request, as ``requests.RequestView``. ``own``: vLLM's. ``look``: who knows what it drafts from next.
+    ``prefills``: its next token is a prefill's. ``kept``: the tokens of its output, where a stop string was complete
+    before the last that a verify accepted."""
 
     rid: str
     prompt_ids: Sequence[int]
     sampling: Sampling
     speculative: bool
     own: Any = None
+    look: DraftLook | None = None
     prefills: bool = True
     kv_len: int = 0
     cached_tokens: int = 0
@@ -71,6 +84,14 @@ class VllmRequest:
     def all_ids(self) -> Sequence[int]:
         return [*self.prompt_ids, *self.output_ids]
 
+    @property
+    def stored(self) -> StoredRows | None:
+        """Its row of what is stored for the next draft; None where there is none."""
+        try:
+            return None if self.look is None else self.look.stored([self])
+        except NotShown:
+            return None
+
     def note_computed(self) -> None:
         """Take in how much has KV: behind the newest token that is kept there is nothing of use."""
         self.kv_len = min(self.own.num_computed_tokens, len(self.all_ids) - 1)
@@ -86,12 +107,21 @@ class VllmRequest:
                 )
 
 
-class VllmSession(Session):
+class VllmSession(RankSession):
     """An ``LLMEngine`` that serves."""
 
     own = False
 
-    def __init__(self, engine: Any, asked: Asked, shows: frozenset[Ability], opening: Opening) -> None:
+    def __init__(
+        self,
+        engine: Any,
+        asked: Asked,
+        shows: frozenset[Ability],
+        opening: Opening,
+        watch: Callable[[], None] | None = None,
+    ) -> None:
+        """``watch``: of an engine that is one of several ranks, what looks after the others while it steps."""
+        self._step_engine = engine.step if watch is None else partial(WatchedThread(watch).call, engine.step)
         config, core = engine.vllm_config, engine.engine_core.engine_core
         self.asked, self._opening = asked, opening
         self.vocab_size = int(config.model_config.get_vocab_size())
@@ -99,6 +129,9 @@ class VllmSession(Session):
         self._runner = core.model_executor.driver_worker.worker.model_runner
         self._num_steps = config.num_speculative_tokens
         self._requests: dict[str, VllmRequest] = {}
+        self._seen = SimpleNamespace(running=())  # for faults: those of ranks act on no request
+        self._late: list[Any] = []
+        """Requests that wait for the step after the next."""
         self._noted: set[str] = set()
         self._step, self._batch = 0, list[StepRequests]()
         self._lengths: dict[str, int] = {}
@@ -141,10 +174,10 @@ class VllmSession(Session):
 
     @property
     def inside(self) -> Any:
-        """The engine as recorders see it."""
+        """The engine as faults and recorders see it."""
         steps = self._num_steps
         config = SimpleNamespace(speculative=SimpleNamespace(eagle_topk=1, tree_size=steps + 1) if steps else None)
-        return SimpleNamespace(observers=self.observers, config=config, sites=self._sites)
+        return SimpleNamespace(view=self._seen, observers=self.observers, config=config, sites=self._sites)
 
     def record(self, *, beside_ours: bool = False) -> None:
         kind = StepSitesInOrder if beside_ours else StepSites
@@ -160,26 +193,38 @@ class VllmSession(Session):
         torch.manual_seed(seed)
 
     def add(self, rid: str, prompt_ids: Sequence[int], sampling: Sampling, *, speculative: bool) -> None:
+        self.arrive(rid, tuple(prompt_ids), self.admitted(rid, prompt_ids, sampling, speculative), speculative, 0)
+
+    def admitted(self, rid: str, prompt_ids: Sequence[int], sampling: Sampling, speculative: bool) -> Sampling:
         if not speculative and self._num_steps:
             self._note("this engine cannot leave out drafts for a request; all are served with them")
         limit = self._engine.vllm_config.model_config.max_model_len
         sampling = within_context(prompt_ids, sampling, limit, self._note, "engine")
         if rid in self._requests:  # a completion of a request that the engine has
+            return sampling
+        try:
+            params = params_of(sampling, logprobs=self._wants_logprobs)
+            prompt, tasks = {"prompt_token_ids": list(prompt_ids)}, self._engine.get_supported_tasks()
+            self._engine.input_processor.process_inputs(rid, prompt, params, supported_tasks=tasks)
+        except Exception as error:
+            if not isinstance(error, ValueError) and type(error).__name__ not in DECLINES:
+                raise
+            raise CannotBeServed(rid, f"is declined by the engine: {error}") from None
+        return sampling
+
+    def arrive(self, rid: str, prompt_ids: tuple[int, ...], sampling: Sampling, speculative: bool, room: int) -> None:
+        """Take in a request that was admitted; each rank has all of them."""
+        if rid in self._requests:
             return
         asked = features_of(sampling)
         if asked.grammar:
             self._engine.engine_core.engine_core.structured_output_manager._use_async_grammar_compilation = False
         whole, _, number = rid.rpartition(".") if (n := asked.n) > 1 else (rid, "", "0")
-        try:
-            params = params_of(sampling, int(number), logprobs=self._wants_logprobs)
-            own = self._engine.add_request(whole, {"prompt_token_ids": list(prompt_ids)}, params)
-        except Exception as error:
-            if not isinstance(error, ValueError) and type(error).__name__ not in DECLINES:
-                raise
-            raise CannotBeServed(rid, f"is declined by the engine: {error}") from None
+        params = params_of(sampling, int(number), logprobs=self._wants_logprobs)
+        own = self._engine.add_request(whole, {"prompt_token_ids": list(prompt_ids)}, params)
         for each in range(n):  # the engine makes a request of each completion, by a name of its own
             name, here = (rid, own) if n == 1 else (f"{whole}.{each}", f"{each}_{own}")
-            request = VllmRequest(name, tuple(prompt_ids), sampling, speculative, self._scheduler.requests[here])
+            request = VllmRequest(name, prompt_ids, sampling, speculative, self._scheduler.requests[here], self._look)
             self._requests[name] = self._requests[here] = request
 
     def _note(self, text: str) -> None:
@@ -197,12 +242,20 @@ class VllmSession(Session):
         async_probe.set_step(self._step)
         self.observers.tell(StepBegan, self._step)
         try:
-            outputs = self._engine.step()
+            outputs = self._step_engine()
+        except SessionFailed:
+            raise
         except Exception as error:
             self.observers.tell(StepOver, True)
             raise failure_of(error) from None
         self.observers.tell(StepOver)
+        while self._late:
+            self._scheduler.waiting.add_request(self._late.pop(0))
         return self._stepped(outputs)
+
+    def fall_behind(self) -> None:
+        waiting = self._scheduler.waiting
+        self._late = [waiting.pop_request() for _ in range(len(waiting))]
 
     def _stepped(self, outputs: Sequence[Any]) -> Stepped:
         rids = tuple(self._requests[rid].rid for share in self._batch for rid in share.rids)
@@ -243,8 +296,14 @@ class VllmSession(Session):
 
     def flush_cache(self) -> None:
         """Raises SessionFailed where blocks are held although no request is served."""
-        if not self._engine.reset_prefix_cache():
+        if not self.flushed():
             raise SessionFailed("the engine cannot forget its cached prefixes: blocks are held", "engine.flush_cache")
+
+    def flushed(self) -> bool:
+        return bool(self._engine.reset_prefix_cache())
+
+    def idle(self) -> None:
+        """Nothing waits for it: a step takes in its own results."""
 
     def want_logprobs(self) -> None:
         self._wants_logprobs = True
@@ -283,6 +342,9 @@ class VllmSession(Session):
 
     def draft_state(self, requests: Sequence[RequestView]) -> StoredDrafts:
         return self._look.stored(requests)
+
+    def joined(self, rows: Sequence[StoredRows]) -> StoredDrafts:
+        return StoredRows.of(rows)
 
     # As a ``BoundaryOnlooker``.
 

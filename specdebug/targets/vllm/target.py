@@ -7,7 +7,7 @@ import hashlib
 import importlib
 import importlib.util
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -21,12 +21,14 @@ from specdebug.base.errors import CheckpointError, InvalidOption, SpecDebugError
 from specdebug.base.files import name_beside
 from specdebug.engine.config import EngineConfig, SpeculativeConfig, round_up
 from specdebug.targets.algorithms import VLLM
-from specdebug.targets.base import Asked, Opening, Traits
-from specdebug.targets.installed import InstalledTarget, config_of, make_import_folder, remade
+from specdebug.targets.base import Asked, Opening, Session, Traits
+from specdebug.targets.installed import InstalledTarget, config_of, key_value_heads, make_import_folder, remade
 from specdebug.targets.installs.store import Installed, StoreError
 from specdebug.targets.options import VLLMS
+from specdebug.targets.ranks.layout import RankLayout
 from specdebug.targets.relations import RELATIONS, Kept, Relation, Twin
 from specdebug.targets.sglang.drafts import block_draft
+from specdebug.targets.vllm.faults import VllmFaults
 from specdebug.targets.vllm.mtp_draft import with_layer
 from specdebug.workers.home import Home
 from specdebug.workers.pool import PRELOAD
@@ -58,6 +60,8 @@ ALWAYS_ENV = {
     "DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",
 }
+LAUNCHED = "external_launcher"
+"""vLLM's executor of ranks that it does not start itself, each with an engine of its own."""
 SECOND = "VLLM_USE_V2_MODEL_RUNNER"
 """vLLM's own switch between its model runners."""
 _INTERPRETED_ENV = {"TRITON_INTERPRET": "1"}
@@ -76,24 +80,23 @@ WITHOUT_A_GPU = (
 """The parts of a run on a CPU that are not the code that serves on a GPU, in words for reports."""
 SHOWS: frozenset[Ability] = INSIDE | {
     *("steps", "tokens", "plain", "logits", "accept_lengths", "cached_tokens", "cache_flush", "probes", "reverts"),
-    *("logprobs", "set_back"),
+    *("faults", "logprobs", "set_back"),
 }
 
 
 class VllmTarget(InstalledTarget):
     """A release of vLLM, whose engine is built in a worker that runs with its environment's Python."""
 
-    traits = Traits("vllm", SHOWS, records=True, features=features.ALL)
+    traits = Traits("vllm", SHOWS, records=True, faults=VllmFaults(), features=features.ALL)
     # A request draws from a generator of its own, seeded by what it asks.
     coins = frozenset(RELATIONS) - {"plain", "reference", "release", "retracted"}
     no_twins = MappingProxyType(
         {
             "backend": "it has one attention backend on a CPU",
-            "dp": "its ranks are processes that it starts itself",
+            "dp": "its ranks share layers here, and no requests",
             "eager": "its graphs are not used here",
             "overlap": "its engine, stepped in one process, waits for each batch as it is",
-            "pd": "its ranks are processes that it starts itself",
-            "ranks": "its ranks are processes that it starts itself",
+            "pd": "one server prefills and decodes here",
         }
     )
 
@@ -124,6 +127,8 @@ class VllmTarget(InstalledTarget):
         device = "cpu"
         with contextlib.suppress(StoreError):  # nothing is installed, which the run will say
             device = self.installed().device
+        if device != "cpu" and RankLayout.read(options).world > 1:
+            raise InvalidOption("vLLM's ranks are run on a CPU alone", ("tp",))
         asked = replace(VLLMS.asked(options), device=device, attention_backend="vllm", guards=False, graphs=())
         return replace(asked, context_length=self.room(options))
 
@@ -145,25 +150,41 @@ class VllmTarget(InstalledTarget):
         path = tuple(filter(None, (here.tree, str(make_import_folder(here.folder, files, packages)))))
         return Home(here.python, path, tuple(sorted(own.items())), preload)
 
-    def open(self, options: Mapping[str, Any], seed: int, opening: Opening) -> VllmSession:
+    def forks(self, options: Mapping[str, Any]) -> bool:
+        return RankLayout.read(options).world == 1
+
+    def open(self, options: Mapping[str, Any], seed: int, opening: Opening) -> Session:
         """The engine is built with no seed of a run's: trials of many seeds share it."""
         from specdebug.targets.inside.failure import importing
+        from specdebug.targets.launch.process import free_port
+        from specdebug.targets.ranks.session import Ranks
         from specdebug.targets.vllm.inside.imported import ENGINE
+        from specdebug.targets.vllm.inside.together import BY_GLOO, be_rank
         from specdebug.targets.vllm.session import VllmSession, build
 
         here, asked = self.begun(options, opening)
-        there = opening.over_there
+        there, layout = opening.over_there, RankLayout.read(options)
         with importing(self._settings):
             importlib.import_module(ENGINE)
-        replaced = list(WITHOUT_A_GPU)
+        replaced = [*WITHOUT_A_GPU, *([BY_GLOO] if layout.world > 1 else [])]
         if asked.device == "cpu" and self.second:
-            replaced[1:] = ready_to_interpret(there.kernels)
-        engine = build(self.mapped(options, here)[0], self._settings.arguments)
+            replaced[1:2] = ready_to_interpret(there.kernels)
+        shows = (SHOWS - INSIDE | frozenset(there.shows)) - VLLM.hidden_by(options)
+
+        def make(rank: int, watch: Callable[[], None] | None, starts: Mapping[str | None, int]) -> VllmSession:
+            if layout.world > 1:
+                be_rank(rank, layout.world, starts[None])
+            engine = build(self.mapped(options, here)[0], self._settings.arguments)
+            return VllmSession(engine, asked, shows, opening, watch)
+
+        starts: dict[str | None, int] = {None: free_port()}
+        heads = key_value_heads(checkpoint_path(asked.model))
+        alone = layout.world == 1
+        session = make(0, None, starts) if alone else Ranks(layout, make, opening.limit_s).open(starts, heads)
         opening.busy.said("")
         if asked.device == "cpu":
             opening.say("not_engine_code", parts=replaced)
-        shows = (SHOWS - INSIDE | frozenset(there.shows)) - VLLM.hidden_by(options)
-        return VllmSession(engine, asked, shows, opening)
+        return session
 
     def mapped(self, options: Mapping[str, Any], here: Installed) -> tuple[dict[str, Any], list[str]]:
         """As :func:`mapped`, checkpoints by their folders."""
@@ -176,7 +197,9 @@ class VllmTarget(InstalledTarget):
             draft = str(model)
         elif draft is not None:
             draft = str(self._draft(draft, config.model, options, below))
-        return mapped(config, str(model), draft, cpu=here.device == "cpu", algorithm=algorithm)
+        arguments, notes = mapped(config, str(model), draft, cpu=here.device == "cpu", algorithm=algorithm)
+        ranks = {"tensor_parallel_size": RankLayout.read(options).tp, "distributed_executor_backend": LAUNCHED}
+        return arguments | (ranks if RankLayout.read(options).world > 1 else {}), notes
 
     def _draft(self, name: str, model: str, options: Mapping[str, Any], below: Path) -> Path:
         """The folder of a draft. Raises SpecDebugError."""

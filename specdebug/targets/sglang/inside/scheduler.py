@@ -97,11 +97,6 @@ class Start:
         return int(self.args.disaggregation_bootstrap_port)
 
 
-def free_port() -> int:
-    """A port that SGLang finds free."""
-    return int(in_sglang("srt.utils.network").get_free_port())
-
-
 def _unmade(ports: Any) -> None:
     """Remove the empty files that reserve the names of a server's sockets: SGLang leaves them behind."""
     for name in vars(ports):

@@ -206,15 +206,6 @@ def kv_of(scheduler: Any, pool: str, row: Any, start: int, stop: int) -> tuple[T
     return keys, values
 
 
-def other_part(one: Event, other: Event) -> str | None:
-    """The first part in which two rows as :func:`_stored` has them differ; None where they are equal to the bit."""
-    for name, value in one.items():
-        ours, theirs = (torch.as_tensor(each).double() for each in (value, other[name]))
-        if not torch.allclose(ours, theirs, 0.0, 0.0, equal_nan=True):
-            return name
-    return None
-
-
 @dataclass(frozen=True)
 class DraftRows:
     """What some requests store, a row each, as ``base.StoredDrafts``."""

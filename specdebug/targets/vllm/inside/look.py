@@ -4,7 +4,7 @@ next one verifies, so what it drafts is held back until then."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -34,6 +34,12 @@ class StoredRows:
     topk_p: Tensor
     topk_index: Tensor
     hidden_states: Tensor
+
+    @classmethod
+    def of(cls, parts: Sequence[StoredRows]) -> StoredRows:
+        """The rows of all parts."""
+        names = [each.name for each in fields(cls)]
+        return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
 
 
 @dataclass

@@ -26,6 +26,7 @@ class StepSites:
     def __init__(self, request_of: Callable[[str], RequestView], observers: Observers, num_steps: int) -> None:
         """``num_steps``: drafts of a whole chain."""
         self.hear: Callable[[str, Tensor], None] = lambda site, tensor: None
+        self.also: Callable[[str, Tensor], None] = lambda site, tensor: None  # of several ranks, what compares them
         self._request_of, self._observers, self._num_steps = request_of, observers, num_steps
 
     def on_step(self, shares: Sequence[StepRequests]) -> None:
@@ -46,6 +47,7 @@ class StepSites:
         with self._observers.computing(share.doing, [self._request_of(share.rids[n]) for n in places], lens, starts):
             for site, values in calls:
                 self.hear(site, values)
+                self.also(site, values)
 
 
 class StepSitesInOrder(StepSites):

@@ -1,16 +1,16 @@
-"""SGLang on several ranks: its schedulers, unedited, each in a process of its own, one step at a time. The worker is
-rank 0, and the others are forked from it once the engine is imported; requests pass between them as SGLang has it."""
+"""An engine on several ranks: its schedulers, unedited, each in a process of its own, one step at a time. The worker is
+rank 0, and the others are forked from it; requests pass between them as the engine has it."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
+from abc import abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -22,24 +22,58 @@ from specdebug.targets.base import Session, StoredDrafts
 from specdebug.targets.ranks.collectives import Board, FlightRecorder
 from specdebug.targets.ranks.crew import Crew, hear, messages, tell
 from specdebug.targets.ranks.layout import RankLayout
-from specdebug.targets.ranks.told import Noted, RankedRequest, RankReport, retold
+from specdebug.targets.ranks.told import Noted, RankedRequest, RankReport, other_part, retold
 from specdebug.targets.requests import Lost, NotShown, RequestView, Sampling, SessionFailed
-from specdebug.targets.sglang.inside.stages import DraftRows, other_part
-from specdebug.targets.sglang.inside.transfers import Handovers, stand_in_for_mooncake
-from specdebug.targets.sglang.session import SglangSession
 
 HIDDEN: frozenset[Ability] = frozenset({"set_back"})
 """What a session of several ranks does not show."""
 _FLUSH_STEPS = 8
 _PAUSE_S = 0.001
-_THREADS = "SGLANG_CPU_OMP_THREADS_BIND"
 
 Calls = list[tuple[str, tuple[Any, ...]]]
 """Methods of a rank's session to call, with their arguments."""
 Starts = Mapping[str | None, Any]
-"""SGLang's own arguments and ports, by the role of a server."""
-Make = Callable[[int, Callable[[], None] | None, Starts], SglangSession]
+"""What engines are started with, by the role of a server."""
+Make = Callable[[int, Callable[[], None] | None, Starts], "RankSession"]
 """Builds the session of a rank, which is watched meanwhile."""
+
+
+class RankSession(Session):
+    """A session that may be one of several ranks, and what those need of it beside."""
+
+    @abstractmethod
+    def admitted(self, rid: str, prompt_ids: Sequence[int], sampling: Sampling, speculative: bool) -> Sampling:
+        """The sampling of a request as it is served. Raises CannotBeServed."""
+
+    @abstractmethod
+    def arrive(self, rid: str, prompt_ids: tuple[int, ...], sampling: Sampling, speculative: bool, room: int) -> None:
+        """Take in a request that was admitted. ``room``: by which servers know what they hand over."""
+
+    @abstractmethod
+    def flushed(self) -> bool:
+        """Flush the cache, unless the scheduler still waits for something."""
+
+    @abstractmethod
+    def idle(self) -> None:
+        """One iteration in which nothing arrives, which is no step."""
+
+    @abstractmethod
+    def joined(self, rows: Sequence[Any]) -> StoredDrafts:
+        """What requests store, each of which has told a row of it (``stored``)."""
+
+    @abstractmethod
+    def fall_behind(self) -> None:
+        """Take in what arrives at the next step one step later: a rank out of step."""
+
+
+class Transfers(Protocol):
+    """Threads that hand over what a server has prefilled; ``wrong``: a fault's act upon the next of this process."""
+
+    wrong: str | None
+
+    @property
+    def quiet(self) -> bool:
+        """Return True if all that was begun is over."""
 
 
 @dataclass(frozen=True)
@@ -51,16 +85,6 @@ class _Turn:
     asked: str = ""
 
 
-def on_this_machine(layout: RankLayout, *, drafts: bool) -> None:
-    """Give each rank one of the cores of this process: on a CPU SGLang would have a NUMA node for each. What ranks hand
-    over stays on this machine. Pipelines that draft are behind a switch of SGLang's."""
-    cores = sorted(os.sched_getaffinity(0))
-    os.environ |= {"SGLANG_HOST_IP": "127.0.0.1", "MOONCAKE_PROTOCOL": "tcp"}
-    if layout.pp > 1 and drafts:
-        os.environ["SGLANG_ENABLE_PP_SPEC"] = "1"
-    os.environ.setdefault(_THREADS, "|".join(str(cores[rank % len(cores)]) for rank in range(layout.world)))
-
-
 OTHER_ROWS = 0.05
 """Share of its norm that a handed key or value may be off. A request whose prompt begins as one prefilled beside it
 hands over that one's rows, which rounding sets apart; what another text wrote is off by a good part."""
@@ -70,8 +94,8 @@ class Ranks:
     """The processes of a session, of which this is rank 0. The others are forked now: on a GPU before this one takes
     it, and on a CPU once the engine is imported."""
 
-    def __init__(self, layout: RankLayout, make: Make, limit_s: float) -> None:
-        """``limit_s``: the run's time limit."""
+    def __init__(self, layout: RankLayout, make: Make, limit_s: float, handovers: Transfers | None = None) -> None:
+        """``limit_s``: the run's time limit. ``handovers``: of servers that hand requests over."""
         self.layout, self._make = layout, make
         board = Board(layout.world)
 
@@ -79,11 +103,11 @@ class Ranks:
             return FlightRecorder(board, rank, layout.role(rank))
 
         self._recorder = recorder(0)
-        self._handovers = None if layout.disaggregation is None else Handovers(layout.world)
+        self._handovers = handovers
         self._crew = Crew(board, lambda number, channel: self._live(recorder(number), channel), limit_s)
 
     def open(self, starts: Starts, heads: int) -> RankedSession:
-        """Build all schedulers together, and return the session. Raises SessionFailed, and what SGLang raises."""
+        """Build all schedulers together, and return the session. Raises SessionFailed, and what the engine raises."""
         for rank in self._crew.numbers:
             self._crew.send(rank, starts)
         try:
@@ -96,10 +120,8 @@ class Ranks:
             raise blamed from None
         return RankedSession(session, self._crew, self.layout, heads, self._recorder, self._handovers)
 
-    def _built(self, recorder: FlightRecorder, watch: Callable[[], None], starts: Starts) -> SglangSession:
+    def _built(self, recorder: FlightRecorder, watch: Callable[[], None], starts: Starts) -> RankSession:
         recorder.begin()
-        if self._handovers is not None:
-            stand_in_for_mooncake(self._handovers, recorder.rank)
         return self._make(recorder.rank, watch, starts)
 
     def _live(self, recorder: FlightRecorder, channel: Connection) -> None:
@@ -112,7 +134,7 @@ def _unwatched() -> None:
     """The worker watches its ranks, and these watch nothing."""
 
 
-def _noted(layout: RankLayout, session: SglangSession, rank: int) -> Noted:
+def _noted(layout: RankLayout, session: RankSession, rank: int) -> Noted:
     shows_kv, handed = "kv" in session.shows, layout.role(rank) == "decode"
     noted = Noted(session, leading=layout.leads(rank), shows_kv=shows_kv, handed=handed)
     session.observers.add(noted)
@@ -123,9 +145,9 @@ def _noted(layout: RankLayout, session: SglangSession, rank: int) -> Noted:
 
 def _serve(
     layout: RankLayout,
-    session: SglangSession,
+    session: RankSession,
     recorder: FlightRecorder,
-    handovers: Handovers | None,
+    handovers: Transfers | None,
     channel: Connection,
 ) -> None:
     """Be a rank other than the worker's: do what each turn says, and tell of it."""
@@ -141,7 +163,7 @@ def _serve(
             tell(channel, report)
 
 
-def _stepped(turn: _Turn, session: SglangSession, recorder: FlightRecorder, handovers: Handovers | None) -> Stepped:
+def _stepped(turn: _Turn, session: RankSession, recorder: FlightRecorder, handovers: Transfers | None) -> Stepped:
     """A rank's step, once it has taken in what comes before it."""
     for name, given in turn.calls:
         getattr(session, name)(*given)
@@ -169,18 +191,18 @@ class Controls:
 
 
 class RankedSession(Session):
-    """SGLang's schedulers, which serve together."""
+    """An engine's schedulers, which serve together."""
 
     own = False
 
     def __init__(
         self,
-        inner: SglangSession,
+        inner: RankSession,
         crew: Crew,
         layout: RankLayout,
         heads: int,
         recorder: FlightRecorder,
-        handovers: Handovers | None,
+        handovers: Transfers | None,
     ) -> None:
         self._inner, self._crew, self._layout, self._heads = inner, crew, layout, heads
         self._recorder, self._handovers = recorder, handovers
@@ -301,7 +323,7 @@ class RankedSession(Session):
 
     def _turn(self) -> dict[int, RankReport]:
         """One step of all ranks; their reports in order, of later stages those of earlier steps. Raises SessionFailed,
-        RankFailed, and what SGLang raises."""
+        RankFailed, and what the engine raises."""
         calls, self._calls = self._calls, {rank: [] for rank in self._calls}
         due, self._controls.due = self._controls.due, {}
         reports: dict[int, RankReport] = {}
@@ -405,7 +427,8 @@ class RankedSession(Session):
         return self._kv("target", request, start, stop)
 
     def _kv(self, pool: str, request: RequestView, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        if (kept := self._requests[request.rid].kv.get(pool)) is None:
+        kept = self._requests[request.rid].kv.get(pool)
+        if kept is None or kept[0].shape[1] < stop:  # they are told at a prefill's end and at the request's alone
             raise NotShown(request.rid)
         return kept[0][:, start:stop], kept[1][:, start:stop]
 
@@ -413,7 +436,7 @@ class RankedSession(Session):
         rows = [self._requests[each.rid].stored for each in requests]
         if any(row is None for row in rows):
             raise NotShown(requests[0].rid)
-        return DraftRows.of(rows)
+        return self._inner.joined(rows)
 
     def close(self, sound: bool) -> None:
         self._crew.end()

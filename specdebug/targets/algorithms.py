@@ -130,8 +130,8 @@ class Repertoire:
             if key not in self.ranks and getattr(layout, key) != getattr(_ALONE, key):
                 has = [each for each in _EVERY if key in each.ranks]
                 who, where = (" and ".join(getattr(each, name) for each in has) for name in ("engine", "release"))
-                what = "is" if len(has) == 1 else "are"
-                why = f"only {who} {what} run on ranks by this; give --target {where.replace(' and ', ' or ')}"
+                have = "has" if len(has) == 1 else "have"
+                why = f"only {who} {have} ranks of this kind; give --target {where.replace(' and ', ' or ')}"
                 raise InvalidOption(why, (key,))
 
     def _refuse(self, name: str | None, foreign: ForeignAlgorithm | None, adapts: bool) -> None:

@@ -1,4 +1,4 @@
-"""SGLang 0.5.23 on several ranks: what serves well passes, what a rank does wrong is named with the rank."""
+"""SGLang and vLLM on several ranks: what serves well passes, what a rank does wrong is named with the rank."""
 
 from __future__ import annotations
 
@@ -56,4 +56,23 @@ def test_a_rank_that_is_late_is_waited_for() -> None:
 )
 def test_a_fix_of_ranks_shows_where_it_is_taken_out(number: int, scenario: str, signature: str) -> None:
     code, arm = replayed(f"ranks/{scenario}", *ON, revert=number)
+    assert (code, arm["signature"]) == (1, signature)
+
+
+@pytest.mark.parametrize("target", ["vllm==0.32.0", "vllm/v2==0.32.0", RELEASE])
+def test_chains_on_two_ranks(target: str) -> None:
+    code, arm = replayed("ranks/tp2_chains", "--arm", "fixed", "--target", target, "--no-locate")
+    assert (code, arm["verdict"], len(set(arm["rank_traces"].values()))) == (0, "pass", 1)
+
+
+@pytest.mark.parametrize(
+    ("fault", "signature"),
+    [
+        ("rank_dead:step=4", "crash:SIGKILL@rank1"),
+        ("rank_behind", "hang@rank1.allreduce"),
+        ("collective_twice:step=4", "hang@rank1.allreduce"),
+    ],
+)
+def test_a_rank_of_vllm_at_fault_is_named(fault: str, signature: str) -> None:
+    code, arm = replayed("ranks/tp2_chains", "--arm", "fixed", "--target", "vllm==0.32.0", "--fault", fault)
     assert (code, arm["signature"]) == (1, signature)

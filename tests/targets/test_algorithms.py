@@ -9,7 +9,7 @@ import pytest
 from specdebug.base.abilities import INSIDE
 from specdebug.base.errors import InvalidOption
 from specdebug.targets.algorithms import SGLANG, VLLM
-from specdebug.targets.options import OURS, SGLANGS, VLLMS, options_of
+from specdebug.targets.options import OURS, SGLANGS, VLLMS, TargetOptions, options_of
 from specdebug.targets.settings import parse_target
 
 
@@ -110,3 +110,24 @@ def test_an_editor_knows_what_only_other_engines_have() -> None:
     spec = defs["SpeculativeConfig"]["properties"]
     assert {*SGLANG.foreign, *VLLM.foreign, "EAGLE"} <= set(spec["algorithm"]["enum"])
     assert spec["adaptive"]["type"] == "boolean"
+
+
+@pytest.mark.parametrize(
+    ("options", "given", "key", "why"),
+    [
+        (OURS, {"tp": 2}, "tp", "only SGLang and vLLM have ranks of this kind; give --target sglang==.* or vllm=="),
+        (VLLMS, {"tp": 2, "dp": 2, "dp_attention": True}, "dp", "only SGLang has ranks of this kind"),
+        (VLLMS, {"pp": 2}, "pp", "only SGLang has ranks of this kind"),
+        (VLLMS, {"disaggregation": "pd"}, "disaggregation", "only SGLang has ranks of this kind"),
+    ],
+)
+def test_ranks_that_only_others_have_are_refused_by_name(
+    options: TargetOptions, given: dict[str, Any], key: str, why: str
+) -> None:
+    with pytest.raises(InvalidOption, match=why) as refused:
+        options.read({**drafting(), **given})
+    assert refused.value.key_path == (key,)
+
+
+def test_vllm_takes_ranks_that_share_layers() -> None:
+    assert VLLMS.asked({**drafting(), "tp": 2}).ranks == 2

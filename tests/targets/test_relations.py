@@ -73,7 +73,7 @@ def test_relations_without_a_meaning_are_refused_by_name(targets: dict[str, Targ
     assert refused == {
         "embedded": {"release", "runner", "ranks", "dp", "pd"},
         "sglang": {"page", "runner", "dp"},  # pages beside branches are fa3's alone there
-        "vllm": {"eager", "overlap", "backend", "release", "ranks", "dp", "pd"},
+        "vllm": {"eager", "overlap", "backend", "release", "dp", "pd"},
     }
     plain = twins(targets["embedded"], {"cuda_graph": {"enabled": False}, "chunked_prefill_size": 64}, 20)
     assert {plain["plain"], plain["eager"], plain["overlap"]} == {

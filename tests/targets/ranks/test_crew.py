@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from typing import cast
 
 import pytest
 import torch
 
 from specdebug.targets.ranks.collectives import Board, Collective, State
-from specdebug.targets.ranks.crew import PATIENCE, Crew, RankFailed, messages, tell
+from specdebug.targets.ranks.crew import PATIENCE, Crew, RankFailed, WatchedThread, messages, tell
 from specdebug.targets.requests import SessionFailed
 
 ENTERED = Collective("allreduce", "tp", 1, "float32", (2,), "m.py:1 f")
@@ -185,3 +187,19 @@ def test_none_is_left_alive() -> None:
     for pid in told.values():
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_a_call_in_a_thread_of_its_own_answers_raises_and_is_watched() -> None:
+    watched, released = threading.Event(), threading.Event()
+    thread = WatchedThread(watched.set)
+    assert thread.call(lambda: (threading.current_thread().name, watched.wait(PATIENCE_S))) == ("rank", True)
+    with pytest.raises(SessionFailed, match="it is full"):
+        thread.call(lambda: failing(Board(3), 2, cast(Connection, None)))
+
+    def parted() -> None:
+        raise RankFailed("rank 1 hangs", "rank1", "hang", 1, ())
+
+    blocked = WatchedThread(parted)
+    with pytest.raises(RankFailed, match="rank 1 hangs"):
+        blocked.call(released.wait)
+    released.set()

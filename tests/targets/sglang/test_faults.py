@@ -6,7 +6,7 @@ import pytest
 
 from specdebug.faults.catalogue import CLASSES
 from specdebug.faults.declare import parse_fault
-from specdebug.targets.sglang.faults import BETWEEN_BATCHES, LACKED, NOT_AT_SITES, SglangFaults
+from specdebug.targets.sglang.faults import BETWEEN_BATCHES, LACKED, NOT_AT_SITES, OF_RANKS, SglangFaults
 
 FAULTS = SglangFaults()
 
@@ -31,6 +31,15 @@ def test_every_class_that_is_named_is_one() -> None:
 def test_what_cannot_act_is_refused_in_words(text: str, told: str | None) -> None:
     said = FAULTS.refusal(parse_fault(text))
     assert said is None if told is None else (said or "").startswith(told)
+
+
+def test_those_of_ranks_act_where_there_are_ranks() -> None:
+    for name in OF_RANKS:
+        assert FAULTS.sites(name) == ()
+        assert FAULTS.refusal(parse_fault(name)) is None
+    assert FAULTS.options("rank_dead", None)["tp"] == 2
+    assert FAULTS.options("transfer_cut", None)["disaggregation"] == "pd"
+    assert not {"tp", "disaggregation"} & FAULTS.options("nan_logits", None).keys()
 
 
 @pytest.mark.parametrize(

@@ -86,13 +86,19 @@ class Engine:
         self.fails: Exception | None = None
         self.stops: dict[str, int] = {}
         self.output_processor = SimpleNamespace(_trim_surplus_tokens=lambda *_: None)
+        self.input_processor = self
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.scheduler.requests)
 
-    def add_request(self, rid: str, prompt: dict[str, list[int]], params: Any) -> str:
+    def get_supported_tasks(self) -> tuple[str, ...]:
+        return ("generate",)
+
+    def process_inputs(self, rid: str, prompt: dict[str, list[int]], params: Any, supported_tasks: Any) -> None:
         if prompt["prompt_token_ids"][0] == 0:
             raise ValueError("too long")
+
+    def add_request(self, rid: str, prompt: dict[str, list[int]], params: Any) -> str:
         self.scheduler.requests[rid] = Request(rid, prompt["prompt_token_ids"], params)
         self.runner.add(rid, prompt["prompt_token_ids"])
         return rid

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import torch
 
 from specdebug.events import Decided, Finishing, Prefilled, StepBegan, StepOver, Stepped
 from specdebug.targets.base import Asked, Busy, Opening
@@ -111,6 +112,33 @@ def test_one_that_is_put_back_is_prefilled_again_and_has_no_drafts_meanwhile(ser
     assert (step.kind, step.rids, step.retracted) == ("prefill", ("a", "b"), ("a",))
     assert (step.accept_lengths, step.emitted["a"]) == ({"b": 4}, [4])
     assert [each[1] for each in served.told if each[0] == "Prefilled"] == ["a", "b", "a"]
+
+
+class Waiting(list[str]):
+    add_request = list.append
+
+    def pop_request(self) -> str:
+        return self.pop(0)
+
+
+def test_a_rank_that_falls_behind_takes_requests_in_a_step_later(served: Served) -> None:
+    waiting = served.engine.scheduler.waiting = Waiting("ab")  # type: ignore[attr-defined]
+    served.session.fall_behind()
+    assert waiting == []
+    served.session.advance()
+    assert waiting == ["a", "b"]
+
+
+def test_what_a_request_drafts_from_travels_as_a_row(served: Served) -> None:
+    for rid, prompt in (("a", [1, 2]), ("b", [2, 3])):
+        served.add(rid, prompt)
+    assert served.session.request("a").stored is None  # type: ignore[attr-defined]
+    served.session.advance()
+    requests = [served.session.request(rid) for rid in "ab"]
+    rows = [request.stored for request in requests]  # type: ignore[attr-defined]
+    whole, joined = served.session.draft_state(requests), served.session.joined(rows)
+    for name in ("seq_lens", "bonus", "topk_p", "topk_index", "hidden_states"):
+        assert torch.equal(getattr(whole, name), getattr(joined, name))
 
 
 def test_what_cannot_be_served_and_what_differs_is_said(served: Served) -> None:

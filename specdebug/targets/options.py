@@ -21,7 +21,7 @@ from specdebug.faults.catalogue import check_fit, lacking
 from specdebug.faults.model import Fault, FaultClass, Need
 from specdebug.targets.algorithms import ADAPTIVE, KV_DTYPE, NONE, SGLANG, VLLM, Repertoire
 from specdebug.targets.base import Asked
-from specdebug.targets.ranks.layout import BALANCES, MOST, PD, RankLayout
+from specdebug.targets.ranks.layout import BALANCES, CONNECTORS, MOST, RankLayout
 from specdebug.targets.ranks.layout import KEYS as RANKS
 from specdebug.targets.settings import ReleasedEngine, TargetChoice, parse_target
 
@@ -383,7 +383,7 @@ class TargetOptions:
             "dp": count | {"description": "parts of the ranks that attend to requests of their own"},
             "dp_attention": {"type": "boolean", "description": "attention is by these parts"},
             "dp_balance": {"enum": [*BALANCES], "description": "which part gets a request"},
-            "disaggregation": {"enum": [PD], "description": "one server prefills, another decodes"},
+            "disaggregation": {"enum": [*CONNECTORS], "description": "one server prefills, another decodes"},
         }
         return schema | {"properties": schema["properties"] | {KV_DTYPE: stored} | ranks}
 

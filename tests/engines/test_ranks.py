@@ -14,7 +14,17 @@ ON = ("--arm", "fixed", "--target", RELEASE, "--no-locate")
 
 @pytest.mark.parametrize(
     "name",
-    ["tp2_eagle", "dp2_idle_mtp", "dp2_eager_extend", "pp2_eagle", "pp2_full", "pd_eagle", "pd_queue", "pd_dp_mtp"],
+    [
+        "tp2_eagle",
+        "dp2_idle_mtp",
+        "dp2_eager_extend",
+        "pp2_eagle",
+        "pp2_full",
+        "pd_eagle",
+        "pd_queue",
+        "pd_dp_mtp",
+        "pd_nixl",
+    ],
 )
 def test_several_ranks_serve_what_one_does(name: str) -> None:
     code, arm = replayed(f"ranks/{name}", *ON)

@@ -23,8 +23,8 @@ class RankLayout:
         dp: parts of the ``tp`` ranks of which each attends to requests of its own.
         dp_attention: attention is by these parts; without it ``dp`` is 1.
         dp_balance: ``round_robin`` gives each part its turn of the requests, ``skewed`` gives the first all of them.
-        disaggregation: ``pd``: one server prefills and hands requests over to another, which decodes. Each has the
-            ranks above, those that decode first.
+        disaggregation: ``pd`` or ``pd_nixl``: one server prefills and hands requests over to another, which decodes,
+            by Mooncake's connector or NIXL's. Each has the ranks above, those that decode first.
     """
 
     tp: int = 1
@@ -46,8 +46,8 @@ class RankLayout:
             raise InvalidOption("must be true or false", ("dp_attention",))
         if given.get("dp_balance", BALANCES[0]) not in BALANCES:
             raise InvalidOption(f"must be one of {', '.join(BALANCES)}", ("dp_balance",))
-        if given.get("disaggregation") not in (None, PD):
-            raise InvalidOption(f"must be {PD}", ("disaggregation",))
+        if given.get("disaggregation") not in (None, *CONNECTORS):
+            raise InvalidOption(f"must be one of {', '.join(CONNECTORS)}", ("disaggregation",))
         layout = cls(**given)
         if layout.dp > 1 and not layout.dp_attention:
             raise InvalidOption("is the ranks of one server by dp_attention alone; give dp_attention: true", ("dp",))
@@ -133,5 +133,7 @@ KEYS = tuple(each.name for each in fields(RankLayout))
 """The engine options that are read here."""
 BALANCES = ("round_robin", "skewed")
 PD = "pd"
+CONNECTORS = {PD: "mooncake", "pd_nixl": "nixl"}
+"""Ways of disaggregation, and the connector of each, as SGLang names them."""
 PREFILL = "prefill"
 ROLES = ("decode", PREFILL)

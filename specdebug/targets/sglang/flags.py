@@ -11,7 +11,7 @@ from specdebug.base.engine_flags import ENGINE_FLAGS, values_of
 from specdebug.base.errors import InvalidOption
 from specdebug.targets.algorithms import ADAPTIVE, KV_DTYPE, SGLANG
 from specdebug.targets.options import SGLANGS
-from specdebug.targets.ranks.layout import RankLayout
+from specdebug.targets.ranks.layout import CONNECTORS, RankLayout
 
 NO_FLAG: dict[tuple[str, ...], str] = {
     ("memory", "fill"): "its memory is torch's: what it holds is not decided",
@@ -125,12 +125,13 @@ def on_this_machine(layout: RankLayout, *, drafts: bool) -> dict[str, str]:
     return variables | ({"SGLANG_ENABLE_PP_SPEC": "1"} if layout.pp > 1 and drafts else {})
 
 
-def disaggregated(role: str | None, port: int | None) -> list[str]:
+def disaggregated(layout: RankLayout, role: str | None, port: int | None) -> list[str]:
     """The words of a server that only prefills, or only decodes, beside another of the other role, which meet at a
     port."""
-    if role is None:
+    if role is None or layout.disaggregation is None:
         return []
-    words = ["--disaggregation-mode", role, "--disaggregation-transfer-backend", "mooncake"]
+    connector = CONNECTORS[layout.disaggregation]
+    words = ["--disaggregation-mode", role, "--disaggregation-transfer-backend", connector]
     words += ["--disaggregation-bootstrap-port", str(port)]
     # By itself what is set back goes to a pool on the host, for which it wants 10 GiB to be free besides.
     return [

@@ -26,7 +26,7 @@ from specdebug.targets.installs.release import order, recipes
 from specdebug.targets.installs.store import Installed, StoreError
 from specdebug.targets.launch.process import StartCommand
 from specdebug.targets.options import SGLANGS
-from specdebug.targets.ranks.layout import PREFILL, ROLES, RankLayout
+from specdebug.targets.ranks.layout import PD, PREFILL, ROLES, RankLayout
 from specdebug.targets.relations import NoTwin, Relation, Twin
 from specdebug.targets.sglang.drafts import block_draft, sglangs_folder, untied_folder
 from specdebug.targets.sglang.faults import SglangFaults
@@ -217,7 +217,7 @@ class SglangTarget(InstalledTarget):
         from specdebug.targets.ranks.session import Ranks
         from specdebug.targets.sglang.build import build, import_engine
         from specdebug.targets.sglang.inside.scheduler import Start
-        from specdebug.targets.sglang.inside.transfers import Handovers, stand_in_for_mooncake
+        from specdebug.targets.sglang.inside.transfers import Handovers, stand_in_for_connector
         from specdebug.targets.sglang.session import SglangSession
 
         here, asked, there = self.installed(), self.asked(options), opening.over_there
@@ -235,7 +235,7 @@ class SglangTarget(InstalledTarget):
                 opening.before()
                 import_engine(cpu=False)
             if handovers is not None:
-                stand_in_for_mooncake(handovers, rank)
+                stand_in_for_connector(handovers, rank, nixl=layout.disaggregation != PD)
             start, port = starts[layout.role(rank)], None if roles == (None,) else starts[PREFILL].bootstrap_port
             built = build(start, layout, rank, there, cpu=cpu, looks=bool(LOOKING & shows), states=STATES[0] in words)
             if built.not_engine_code and not rank:
@@ -253,7 +253,7 @@ class SglangTarget(InstalledTarget):
                 os.environ |= on_this_machine(layout, drafts=speculative is not None)
                 ranks = ranks or Ranks(layout, make, opening.limit_s, handovers)
             port = free_port() if layout.disaggregation else None
-            starts = {role: Start.of((*words, *disaggregated(role, port)), apart=several) for role in roles}
+            starts = {role: Start.of((*words, *disaggregated(layout, role, port)), apart=several) for role in roles}
             session: Session = make(0, None, starts) if ranks is None else ranks.open(starts, heads)
         except Exception:
             for lost in dict.fromkeys(LOST):  # a stand-in that refused judges nothing, whatever SGLang made of that

@@ -1,6 +1,6 @@
-"""Prefill and decode apart, on one machine without RDMA: SGLang's own connector, which takes Mooncake's transfer
-engine, writes into the other process's memory by ``process_vm_writev``. What its threads have begun is counted, so that
-a step can wait until all of it is over: else a step would depend on their speed."""
+"""Prefill and decode apart, on one machine without RDMA: SGLang's own connectors, for Mooncake's transfer engine and
+for NIXL's agents, write into the other process's memory by ``process_vm_writev``. What their threads have begun is
+counted, so that a step can wait until all of it is over: else a step would depend on their speed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -75,23 +75,44 @@ class Handovers:
         )
         return 0 if written == length else -1
 
+    def move(self, rank: int, places: list[tuple[int, int, int]]) -> int:
+        """Copy from addresses of this process to those of a rank's, each with its length, as a fault has it; 0, or -1
+        where one cannot be."""
+        wrong, self.wrong = self.wrong, None
+        if wrong == "transfer_late":
+            time.sleep(LATE_S)
+        elif wrong == "transfer_lost":
+            places = []
+        elif wrong == "transfer_cut":
+            places = places[: len(places) // 2] or [(one, two, size // 2) for one, two, size in places]
+        elif wrong == "transfer_misplaced":
+            places = [(one, two + size, size) for one, two, size in places]
+        return min((self.write(rank, *place) for place in places), default=0)
+
 
 class _Place(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
-def stand_in_for_mooncake(handovers: Handovers, rank: int) -> None:
-    """Be a rank of servers that hand requests over. Raises NoSeat."""
+def stand_in_for_connector(handovers: Handovers, rank: int, *, nixl: bool) -> None:
+    """Be a rank of servers that hand requests over, by ``nixl`` or by Mooncake. Raises NoSeat."""
     handovers.enter(rank)
-    engine = ModuleType("mooncake.engine")
-    engine.TransferEngine = lambda: _TransferEngine(handovers, rank)  # type: ignore[attr-defined]
-    sys.modules |= {"mooncake": ModuleType("mooncake"), "mooncake.engine": engine}
-    owner, name = RECEIVING.find()
-    setattr(owner, name, _counted(getattr(owner, name), handovers))
+    socket = importlib.import_module("zmq").Socket
+    if nixl:
+        api: Any = ModuleType("nixl._api")
+        api.nixl_agent = lambda name, _: _Agent(handovers, rank, name)
+        api.nixl_agent_config, api.nixl_thread_sync_t = SimpleNamespace, SimpleNamespace(NIXL_THREAD_SYNC_STRICT=0)
+        sys.modules |= {"nixl": ModuleType("nixl"), "nixl._api": api}
+        socket.recv_multipart = _seen_through(socket.recv_multipart, handovers)
+    else:
+        engine: Any = ModuleType("mooncake.engine")
+        engine.TransferEngine = lambda: _TransferEngine(handovers, rank)
+        sys.modules |= {"mooncake": ModuleType("mooncake"), "mooncake.engine": engine}
+        owner, name = RECEIVING.find()
+        setattr(owner, name, _counted(getattr(owner, name), handovers))
     queue, get = QUEUE.find()
     setattr(queue, get, _seen_through(getattr(queue, get), handovers))
     queue.put = _begun(queue.put, handovers)
-    socket = importlib.import_module("zmq").Socket
     socket.send_multipart = _begun(socket.send_multipart, handovers)
     for made in ("empty", "zeros", "ones", "full", "tensor", "arange", "empty_like"):
         setattr(torch, made, _unpinned(getattr(torch, made)))
@@ -178,14 +199,60 @@ class _TransferEngine:
     def batch_transfer_sync_write(
         self, session: str, here: Sequence[int], there: Sequence[int], lengths: Sequence[int]
     ) -> int:
-        rank, places = int(session.rpartition(":")[2]), list(zip(here, there, lengths, strict=True))
-        wrong, self._handovers.wrong = self._handovers.wrong, None
-        if wrong == "transfer_late":
-            time.sleep(LATE_S)
-        elif wrong == "transfer_lost":
-            places = []
-        elif wrong == "transfer_cut":
-            places = places[: len(places) // 2] or [(one, two, size // 2) for one, two, size in places]
-        elif wrong == "transfer_misplaced":
-            places = [(one, two + size, size) for one, two, size in places]
-        return min((self._handovers.write(rank, *place) for place in places), default=0)
+        rank = int(session.rpartition(":")[2])
+        return self._handovers.move(rank, list(zip(here, there, lengths, strict=True)))
+
+
+class _Agent:
+    """In the place of ``nixl._api.nixl_agent``: what is to be moved has been once it is begun. Places are (address,
+    length, device); the name of each agent travels with its rank."""
+
+    def __init__(self, handovers: Handovers, rank: int, name: str) -> None:
+        self._handovers, self._rank, self.name = handovers, rank, name
+        self._ranks: dict[str, int] = {}
+
+    def create_backend(self, *_: Any) -> None: ...
+
+    def get_plugin_list(self) -> list[str]:
+        return ["UCX"]
+
+    def register_memory(self, places: Any, _: str) -> Any:
+        return places
+
+    get_xfer_descs = register_memory
+
+    def get_agent_metadata(self) -> bytes:
+        return f"{self._rank} {self.name}".encode()
+
+    def add_remote_agent(self, metadata: bytes) -> str:
+        rank, _, name = metadata.decode().partition(" ")
+        self._ranks[name] = int(rank)
+        return name
+
+    def remove_remote_agent(self, name: str) -> None:
+        self._ranks.pop(name, None)
+
+    def check_remote_metadata(self, name: str) -> bool:
+        return name in self._ranks
+
+    def prep_xfer_dlist(self, peer: str, places: Any, _: str) -> tuple[str, Any]:
+        """Places of runs, (address, length, device, stride, count), stand one behind the other."""
+        rows = [[int(number) for number in row] for row in places]
+        if rows and len(rows[0]) > len(("address", "length", "device")):
+            runs = ((start, length, device, stride, range(count)) for start, length, device, stride, count in rows)
+            rows = [[start + n * stride, length, device] for start, length, device, stride, each in runs for n in each]
+        return peer, rows
+
+    def make_prepped_xfer(self, _: str, here: Any, ours: Any, there: Any, theirs: Any) -> Any:
+        (_, mine), (peer, others) = here, there
+        return self.initialize_xfer("", [mine[each] for each in ours], [others[each] for each in theirs], peer)
+
+    def initialize_xfer(self, _: str, here: Any, there: Any, peer: str) -> Any:
+        pairs = zip(here, there, strict=True)
+        return self._ranks[peer], [(int(one[0]), int(two[0]), int(one[1])) for one, two in pairs]
+
+    def transfer(self, move: Any) -> str:
+        return "DONE" if self._handovers.move(*move) == 0 else "ERR"
+
+    def check_xfer_state(self, _: Any) -> str:
+        return "DONE"

@@ -5,6 +5,7 @@ outlive a rank that is killed? And do scenarios that are drawn come out on sever
     python benchmarks/ranks.py --target sglang==0.5.23 --runs 20 --jobs 12 tp2_eagle --fault rank_dead:step=4
     python benchmarks/ranks.py --target sglang==0.5.23 --kills 100 --jobs 8 tp2_eagle
     python benchmarks/ranks.py --target sglang==0.5.23 --drawn 200 --jobs 12 tp dp pd
+    python benchmarks/ranks.py --target vllm==0.32.0 --drawn 200 --jobs 12 vllm
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ import yaml
 from specdebug.apps.hunt.draw import LONGEST_PROMPT, MOST_NEW, groups
 from specdebug.base.trial import stream
 from specdebug.engine.workers.registry import WorkerEntry
-from specdebug.targets.algorithms import SGLANG
+from specdebug.targets.algorithms import SGLANG, VLLM
 from specdebug.targets.options import SPACES, ForeignEntry, TargetOptions
 
 SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios" / "ranks"
@@ -47,7 +48,8 @@ SETUPS: dict[str, tuple[str, list[dict[str, Any]], Sequence[WorkerEntry]]] = {
         [{"tp": 2, "dp": 2, "dp_attention": True, "dp_balance": how} for how in ("round_robin", "skewed")],
         _NEXTN,
     ),
-    "pd": ("pd", [{"disaggregation": "pd"}], _TREES),
+    "pd": ("pd", [{"disaggregation": "pd"}, {"disaggregation": "pd_nixl"}], _TREES),
+    "vllm": ("ranks", [{"tp": 2}], SPACES["vllm"].workers),
 }
 """By setup: the relation that its scenarios are held in, what they are served on, in turn, and what drafts."""
 
@@ -127,7 +129,8 @@ def killed(words: Sequence[str], seed: int) -> str:
 def drawn(setup: str, seed: int, number: int) -> dict[str, Any]:
     """Scenario ``number`` of a seed and setup, as a file says it."""
     _, layouts, workers = SETUPS[setup]
-    space = replace(SPACES["sglang"], workers=tuple(workers))
+    engine = "vllm" if setup == "vllm" else "sglang"
+    space = replace(SPACES[engine], workers=tuple(workers))
     if setup in ("dp", "pd"):
         # Parts have a pool each: in a tight one others would be set back than on one rank. A server that decodes
         # keeps room for 512 more tokens before it takes a request in, so in a tight pool it takes none.
@@ -136,16 +139,17 @@ def drawn(setup: str, seed: int, number: int) -> dict[str, Any]:
         # Without graphs 0.5.23 pads a draft's batch behind its plan, and its own check of the attention ends it
         # (docs/ranks.md).
         space = replace(space, graphs=({"max_bs": 4}, {"max_bs": 4, "capture_bs": [4]}))
-    engine, page = TargetOptions(space, SGLANG).drawn(seed, number, LONGEST_PROMPT + MOST_NEW)
+    options = TargetOptions(space, VLLM if engine == "vllm" else SGLANG)
+    given, page = options.drawn(seed, number, LONGEST_PROMPT + MOST_NEW)
     layout, rng = layouts[number % len(layouts)], stream(seed, "ranks", setup, number)
-    if engine["chunked_prefill_size"] is not None:  # parts share a chunk, of which each is to have whole pages
-        engine["chunked_prefill_size"] *= layout.get("dp", 1)
+    if given["chunked_prefill_size"] is not None:  # parts share a chunk, of which each is to have whole pages
+        given["chunked_prefill_size"] *= layout.get("dp", 1)
     return {
         "name": f"{setup}-{seed}-{number}",
         "description": f"Scenario {number} drawn of seed {seed} for {setup}.",
-        "target": "sglang",
+        "target": engine,
         "seed": rng.getrandbits(31),
-        "engine": engine | layout,
+        "engine": given | layout,
         "workload": groups(rng, page if page > LONGEST_PROMPT else 0),
         "arms": {"drawn": {}},
         "limits": {"max_steps": 3000, "timeout_s": 300},
@@ -192,7 +196,7 @@ def compare_drawn(setup: str, args: argparse.Namespace, pool: ThreadPoolExecutor
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scenarios", nargs="+", help="of scenarios/ranks; with --drawn: tp, dp, pd")
+    parser.add_argument("scenarios", nargs="+", help="of scenarios/ranks; with --drawn: tp, dp, pd, vllm")
     parser.add_argument("--target", required=True)
     parser.add_argument("--runs", type=int, default=0)
     parser.add_argument("--kills", type=int, default=0)

@@ -122,7 +122,7 @@ def test_findings_of_one_line_are_counted(watch: Watch) -> None:
     assert watch.poll() == []
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     size=st.integers(1, 6),
     places=st.lists(st.one_of(st.integers(-9, 15), st.integers(-(1 << 45), 1 << 45)), min_size=1, max_size=8),

@@ -6,9 +6,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+import tempfile
 import time
 from argparse import SUPPRESS
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
@@ -458,4 +460,17 @@ def build(arguments: Mapping[str, Any], words: Sequence[str] = ()) -> Any:
     given = vars(parser.parse_args([*words]))
     for name in given.keys() & {key for key, value in arguments.items() if isinstance(value, dict)}:
         given[name] = {**arguments[name], **given[name]}
-    return LLMEngine.from_engine_args(EngineArgs(**{**arguments, **given}))
+    with _files_of_its_own():
+        return LLMEngine.from_engine_args(EngineArgs(**{**arguments, **given}))
+
+
+@contextmanager
+def _files_of_its_own() -> Iterator[None]:
+    """Files that an engine makes among the temporary ones while it is built, names of sockets and a meeting place of
+    ranks, are removed once it is: vLLM leaves them behind."""
+    before = tempfile.tempdir
+    with tempfile.TemporaryDirectory(prefix="specdebug-", ignore_cleanup_errors=True) as tempfile.tempdir:
+        try:
+            yield
+        finally:
+            tempfile.tempdir = before

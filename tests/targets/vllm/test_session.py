@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -112,6 +114,14 @@ def test_one_that_is_put_back_is_prefilled_again_and_has_no_drafts_meanwhile(ser
     assert (step.kind, step.rids, step.retracted) == ("prefill", ("a", "b"), ("a",))
     assert (step.accept_lengths, step.emitted["a"]) == ({"b": 4}, [4])
     assert [each[1] for each in served.told if each[0] == "Prefilled"] == ["a", "b", "a"]
+
+
+def test_files_that_an_engine_makes_while_it_is_built_are_removed() -> None:
+    before = tempfile.gettempdir()
+    with module._files_of_its_own():
+        made = Path(tempfile.gettempdir()) / "vllm_dist"
+        made.touch()
+    assert (made.parent.exists(), tempfile.gettempdir()) == (False, before)
 
 
 class Waiting(list[str]):

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import threading
 import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
@@ -50,81 +49,16 @@ from specdebug.targets.requests import (
 from specdebug.targets.sglang.build import Built, attempt
 from specdebug.targets.sglang.inside.faults import SeenEngine, SeenRequest
 from specdebug.targets.sglang.inside.grammars import attempt_grammars
-from specdebug.targets.sglang.inside.scheduler import PULL, RECEIVE, SEND, booked, held, violated
+from specdebug.targets.sglang.inside.scheduler import RECEIVE, SEND, booked, held, violated
 from specdebug.targets.sglang.inside.seats import RETRACT, in_sglang
 from specdebug.targets.sglang.inside.stages import RECORDING, DraftRows, StageSites, kv_of, record
+from specdebug.targets.sglang.stepper import Stepper
 
 if TYPE_CHECKING:
     from specdebug.engine.config import SpeculativeConfig
 
-_LOOK_S = 0.05
 _FLUSH_STEPS = 8
 """Steps in which a scheduler without requests must have taken all results that it waits for."""
-
-
-class _Ended(BaseException):
-    """The session is over; it ends the scheduler's thread."""
-
-
-class _Stepper:
-    """Runs the scheduler's own loop in a thread, one iteration at a time; between two, that thread waits. ``watch`` is
-    called again and again meanwhile, and may raise. ``leads``: of several ranks, requests arrive at this one."""
-
-    def __init__(self, scheduler: Any, watch: Callable[[], None] | None, *, leads: bool) -> None:
-        self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
-        self._watch = watch
-        # Each thread has a device of its own, by default the first; the scheduler was built in this one.
-        self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
-        self._arriving: Sequence[Any] = ()
-        self._failure: BaseException | None = None
-        self._begun = self._over = False
-        self._thread = threading.Thread(target=self._run, args=(scheduler,), name="scheduler", daemon=True)
-        owner, name = (RECEIVE if watch is None else PULL).find()
-        pull = getattr(owner, name)
-
-        def arrive(receiver: Any, *args: Any, **named: Any) -> Any:
-            """A stage behind the first has them from the one before it, and any other rank from its leader."""
-            return self._received() if leads else self._received() or pull(receiver, *args, **named)
-
-        setattr(owner, name, arrive)
-
-    def step(self, arriving: Sequence[Any]) -> None:
-        """One iteration, at whose start these requests arrive. Raises what the scheduler raises."""
-        if not self._thread.ident:
-            self._thread.start()
-        self._arriving = arriving
-        self._go.release()
-        while not self._done.acquire(timeout=None if self._watch is None else _LOOK_S):
-            assert self._watch is not None  # for the type checker
-            self._watch()
-        if self._failure is not None:
-            raise self._failure
-
-    def end(self) -> None:
-        """End the thread, if it has begun."""
-        self._over = True
-        self._go.release()
-
-    def _received(self) -> list[Any]:
-        if self._begun:
-            self._done.release()
-        self._begun = True
-        self._go.acquire()
-        if self._over:
-            raise _Ended
-        return [*self._arriving]
-
-    def _run(self, scheduler: Any) -> None:
-        if self._device is not None:
-            torch.cuda.set_device(self._device)
-        try:
-            scheduler.run_event_loop()
-            self._failure = RuntimeError("the scheduler's loop ended by itself")
-        except _Ended:
-            return
-        except BaseException as error:
-            self._failure = error
-        self._done.release()
 
 
 @dataclass(eq=False)
@@ -226,7 +160,7 @@ class SglangSession(RankSession):
         leads: bool = True,
         bootstrap_port: int | None = None,
     ) -> None:
-        """``watch``, ``leads``: of a scheduler that is one of several ranks (:class:`_Stepper`). ``bootstrap_port``: at
+        """``watch``, ``leads``: of a scheduler that is one of several ranks (:class:`Stepper`). ``bootstrap_port``: at
         which a server that decodes finds the one that prefills."""
         self.shows, self.asked, self._opening, self._leads = shows, asked, opening, leads
         self._scheduler, self._look, self._spec = built.scheduler, built.look, spec
@@ -237,7 +171,7 @@ class SglangSession(RankSession):
             run_batch=self.run_batch, process_batch_result=self.process_batch_result, release=self.release
         )
         self._bootstrap_port = bootstrap_port
-        self._stepper = _Stepper(self._scheduler, watch, leads=leads)
+        self._stepper = Stepper(self._scheduler, watch, leads=leads)
         self._requests: dict[str, SglangRequest] = {}
         self._arriving: list[Any] = []
         self._launched: dict[int, _Launched] = {}

@@ -130,6 +130,7 @@ class BlockProbes:
         found = [(*seat.find(), getattr(self, name)) for name in names for seat in BLOCK_SEATS[name] if imported(seat)]
         if imported(NGRAM_SAMPLE):
             found.append((*NGRAM_SAMPLE.find(), self.ngram_accepted))
+            found.append((*BLOCK_SEATS["looked_up"][0].find(), self.looked_up))
         if found:
             yield *FORWARD.find(), self.forward
         yield from found
@@ -199,6 +200,13 @@ class BlockProbes:
         if new_seq_lens is not None:
             due = named["prefix_lens"] + commit_lens
             async_probe.maybe_detect_oob(new_seq_lens, 0, 1, "accept.new_seq_lens", due)
+
+    @after(bound=1)
+    def looked_up(self, _: Any, worker: Any, batch: Any, *args: Any, **named: Any) -> None:
+        """A request that has ended may be in one batch more, and its grammar may have cut what it had accepted."""
+        for row, own in zip(batch.req_pool_indices.tolist(), batch.reqs, strict=True):
+            if own.finished():
+                self._bonus.pop(row, None)
 
     @after(bound=1)
     def ngram_accepted(self, answer: Any, verify: Any, *args: Any, **named: Any) -> None:

@@ -184,6 +184,19 @@ def test_an_n_gram_tree_begins_with_the_newest_token(findings: Any) -> None:
     assert findings() == ["verify.input_ids"]
 
 
+def test_an_n_gram_tree_of_a_request_that_has_ended_may_begin_with_what_its_grammar_has_left(findings: Any) -> None:
+    probes, verify = BlockProbes(), runner(drafts=False)
+    probes.forward(lambda *_: None, verify, batch())
+    index = torch.tensor([[0, 1], [3, -1]], dtype=torch.int32)
+    probes.ngram_accepted(lambda *_: (torch.tensor([1, 2, 9, 4, 9, 9]), torch.tensor([2, 1]), index), object())
+    reqs = [SimpleNamespace(finished=lambda ended=ended: ended) for ended in (True, False)]
+    probes.looked_up(lambda *_: None, object(), SimpleNamespace(**vars(batch()), reqs=reqs))
+    probes.forward(lambda *_: None, verify, batch(first=(1, 4)))
+    assert findings() == []
+    probes.forward(lambda *_: None, verify, batch(first=(1, 5)))
+    assert findings() == ["verify.input_ids"]
+
+
 HEAD = torch.eye(VOCAB)
 
 

@@ -7,7 +7,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
-from specdebug.base.schema import ANY_TEXT, TEXT, Gather, Item, Key, Part, Schema, keys_of, list_of, map_of, real, whole
+from specdebug.base.schema import (
+    ANY_TEXT,
+    FLAG,
+    TEXT,
+    Gather,
+    Item,
+    Key,
+    Part,
+    Schema,
+    keys_of,
+    list_of,
+    map_of,
+    real,
+    whole,
+)
 
 MOST_LOGPROBS = 20
 """Most of the likeliest tokens of a position that are told; vLLM's own bound."""
@@ -46,6 +60,10 @@ class Features(Part):
         Key(name="json_schema", default="none"),
     ] = None
     regex: Annotated[str | None, ANY_TEXT, "the output fits this regular expression", Key(default="none")] = None
+    ignore_eos: Annotated[
+        bool, FLAG, "the text goes on behind the token that ends it, and behind the end of a grammar"
+    ] = False
+    priority: Annotated[int, whole(-(2**20), 2**20), "less is served first, where the engine's policy heeds it"] = 0
     n: Annotated[int, whole(1, 64), "completions of each prompt; they are requests `<id>.<request>.<completion>`"] = 1
 
     @classmethod
@@ -67,13 +85,13 @@ class Features(Part):
     @property
     def steers(self) -> bool:
         """Tokens are not chosen by the model's own logits, so that a plain reference cannot judge them."""
-        return bool(self.asked.keys() - {"logprobs", "min_p", "n"})
+        return bool(self.asked.keys() - {"logprobs", "min_p", "n", "ignore_eos", "priority"})
 
 
 NONE = Features()
 ALL = frozenset(key.name for key in keys_of(Features))
-WITHOUT_LISTS = ALL - {"bad_words", "allowed_token_ids"}
-"""Engines that forbid no tokens by name offer these."""
+WITHOUT_LISTS = ALL - {"bad_words", "allowed_token_ids", "ignore_eos", "priority"}
+"""Engines that forbid no tokens by name offer these, and no order of their requests either."""
 WITHOUT_GRAMMAR = WITHOUT_LISTS - {"json_schema", "regex"}
 
 

@@ -30,6 +30,7 @@ def test_what_is_asked_for_is_told_by_the_engine_s_names() -> None:
     ("text", "steers"),
     [
         ("{logprobs: 3, n: 2, min_p: 0.1}", False),
+        ("{ignore_eos: true, priority: -1}", False),
         ("{frequency_penalty: -0.5}", True),
         ("{repetition_penalty: 1.2}", True),
         ("{min_new_tokens: 3}", True),

@@ -223,7 +223,7 @@ class VllmSession(RankSession):
             self._engine.engine_core.engine_core.structured_output_manager._use_async_grammar_compilation = False
         whole, _, number = rid.rpartition(".") if (n := asked.n) > 1 else (rid, "", "0")
         params = params_of(sampling, int(number), logprobs=self._wants_logprobs)
-        own = self._engine.add_request(whole, {"prompt_token_ids": list(prompt_ids)}, params)
+        own = self._engine.add_request(whole, {"prompt_token_ids": list(prompt_ids)}, params, priority=asked.priority)
         for each in range(n):  # the engine makes a request of each completion, by a name of its own
             name, here = (rid, own) if n == 1 else (f"{whole}.{each}", f"{each}_{own}")
             request = VllmRequest(name, prompt_ids, sampling, speculative, self._scheduler.requests[here], self._look)
@@ -425,7 +425,7 @@ def params_of(sampling: Sampling, completion: int = 0, *, logprobs: bool = False
         seed=(sampling.seed - completion) % 2**53 if sampling.temperature else None,
         stop=list(sampling.stop),
         stop_token_ids=list(sampling.stop_token_ids),
-        ignore_eos=not (sampling.stop_token_ids or grammar),
+        ignore_eos=asked.ignore_eos or not (sampling.stop_token_ids or grammar),
         detokenize=bool(sampling.stop),
         skip_special_tokens=False,
         logprobs=told,

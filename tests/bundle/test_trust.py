@@ -113,13 +113,14 @@ def test_texts_among_engine_options_are_asked_for_unless_they_are_our_own_words(
 
 def test_every_shipped_scenario_is_a_stranger_s_to_send() -> None:
     """But for those of algorithms that only an installed engine has: they ask for that engine and its draft alone, and
-    four for an option without which the engine does something else."""
+    five for an option without which the engine does something else."""
     options = {
         "fixes-first-leaves": "target.arguments: ['--disable-overlap-schedule']",
         "fixes-sampled-blocks": (
             """target.arguments: ['--speculative-config', '{"draft_sample_method": "probabilistic"}']"""
         ),
         "fixes-told-logprobs-second": "target.runner: v2",
+        "fixes-priorities": "target.arguments: ['--scheduling-policy', 'priority']",
         "dp2-eager-extend": "target.env: {'SGLANG_DISABLE_DRAFT_EXTEND_CUDA_GRAPH': '1'}",
     }
     for scenario in Library().scenarios():

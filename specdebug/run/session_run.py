@@ -219,7 +219,7 @@ class SessionRun(ABC):
         if _reverted is not None and _reverted[0] == self._payload.get("patches"):
             hits = _reverted[1]
         elif not self._payload["elsewhere"] and self._in_place is None:
-            patches = self._patches()
+            patches = _beyond_those_in_force(self._patches())
             try:
                 hits = put_in_place(patches)
             except PatchError as error:
@@ -301,21 +301,34 @@ hits."""
 
 
 def revert(payload: Mapping[str, Any]) -> None:
-    """Put an arm's patches in force in this process, for workers that are forked from it. Raises PatchError."""
+    """Put an arm's patches in force in this process, for workers that are forked from it, and for processes with more
+    patches: what those may have to reach is looked up once. Raises PatchError."""
+    from specdebug.patching.live import take_census
+
     global _reverted
     patches: bytes = payload["patches"]
-    _reverted = patches, put_in_place(pickle.loads(patches))
+    _reverted = patches, put_in_place(_beyond_those_in_force(pickle.loads(patches)))
+    if payload["base"]:
+        take_census("")
+
+
+def _beyond_those_in_force(patches: Mapping[int, Sequence[Patch]]) -> dict[int, Sequence[Patch]]:
+    """Patches without those of the fixes, and of none, that this process was forked with."""
+    known = () if _reverted is None else pickle.loads(_reverted[0])
+    return {number: found for number, found in patches.items() if number not in known}
 
 
 def put_in_place(patches: Mapping[int, Sequence[Patch]]) -> Callable[[], Hits]:
     """Put patches in force in this process, in modules that are imported and in those that are not; returns a reader of
     how often each edit has run, by fix. Those under 0 are no fix's. Raises PatchError."""
     from specdebug.patching import apply
+    from specdebug.patching.live import end_census
 
     every = [patch for found in patches.values() for patch in found]
     there = [patch for patch in every if patch.module in sys.modules]
     rest = [patch for patch in every if patch.module not in sys.modules]
     in_force = [apply(each, mode) for each, mode in ((there, IN_PROCESS), (rest, AT_IMPORT)) if each]
+    end_census()
     edits = {str(number): [edit.id for patch in found for edit in patch.edits] for number, found in patches.items()}
     edits.pop("0", None)
     return partial(_hits_of, edits, in_force)

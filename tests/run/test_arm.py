@@ -18,6 +18,7 @@ from specdebug.base.errors import SpecDebugError
 from specdebug.engine import progress
 from specdebug.engine.errors import FlashInferError, RequestRejected
 from specdebug.patching import Patch
+from specdebug.patching.live import census_taken
 from specdebug.run import arm, session_run
 from specdebug.run.oracles.accept import over_before
 from specdebug.scenario.grammar import Arm, OracleSpec, Scenario, TokenPrompt, WorkloadGroup
@@ -325,11 +326,29 @@ def test_patches_that_are_in_force_already_are_counted_and_not_put_in_again(
     monkeypatch.setattr(session_run, "put_in_place", put_in_place)
     monkeypatch.setattr(embedded, "build_engine", engine_that(lambda engine, step: None))
     payload = patched(payload_of(), {7: Patch.of("fix 7", "some.module:width", ("return 3", "return 4"))})
-    session_run.revert(payload)
+    session_run.revert({**payload, "base": False})
     arm.run_arm(payload, sink := ListSink())
     assert [each["hits"] for each in sink.of("coverage")] == [{"7": {"fix 7#1": 6}}]
     arm.run_arm(patched(payload, {}), ListSink())
     assert [list(each) for each in put] == [[7], []], "others are another matter"
+
+
+def test_fixes_are_taken_out_of_what_has_the_patches_of_no_fix_in_force(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "toy_of_bases.py").write_text("def width():\n    return 3\n\n\ndef height():\n    return 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    toy = importlib.import_module("toy_of_bases")
+    monkeypatch.setattr(session_run, "_reverted", None)
+    no_fix = Patch.of("no fix", "toy_of_bases:height", ("return 1", "return 2"))
+    fix = Patch.of("fix 7", "toy_of_bases:width", ("return 3", "return 4"))
+    session_run.revert({"patches": pickle.dumps({0: [no_fix]}), "base": True})
+    assert (toy.width(), toy.height(), census_taken()) == (3, 2, True)
+    whole = pickle.dumps({7: [fix], 0: [no_fix]})
+    session_run.revert({"patches": whole, "base": False})
+    assert (toy.width(), toy.height(), census_taken()) == (4, 2, False)
+    assert session_run._reverted is not None
+    assert (session_run._reverted[0], session_run._reverted[1]()) == (whole, {"7": {"fix 7#1": 1}})
 
 
 def test_an_arm_that_is_not_built_says_so(monkeypatch: pytest.MonkeyPatch, left: list[str]) -> None:

@@ -118,7 +118,7 @@ def revert(payload: Mapping[str, Any]) -> None:
     from specdebug.patching.live import take_census
     from specdebug.run import session_run
 
-    session_run.revert(payload)
+    session_run.revert({**payload, "base": False})
     take_census(payload["root"])
 
 

@@ -290,13 +290,14 @@ class ArmRun:
         """Return the process that workers of this arm, and of those that differ by workload and seed alone, are forked
         from; None where each is to begin by itself. ``payload``: of its job.
 
-        It comes of one that has the same patches in force, whatever engine is built.
+        It comes of one that has the same patches in force, whatever engine is built, and that, where it reverts
+        anything, of one that has only the patches of no fix.
         """
         scenario, arm = self.scenario, self.arm
         oracles, mode = scenario.oracles_of(arm).to_dict(), scenario.arms[arm].mode
         alike = [repr(self.target), self.options, self.reverts, oracles, mode, bool(scenario.faults_of(arm))]
         facts = json.dumps(alike, sort_keys=True, default=str).encode() + payload["packs"] + payload["patches"]
-        patched = Nest(hashlib.sha256(payload["patches"]).hexdigest(), REVERT, {"patches": payload["patches"]})
+        patched = _patched(payload["patches"])
         if not find_target(self.target).forks(self.options):
             return patched
         return Nest(hashlib.sha256(facts).hexdigest(), BUILD, dict(payload), patched)
@@ -315,6 +316,16 @@ class ArmRun:
             return option_error(self.scenario, self.arm, option, message)
         path = str(self.scenario.path)
         return SpecDebugError(message if message.startswith(path) else f"{path}: arm '{self.arm}': {message}")
+
+
+def _patched(patches: bytes) -> Nest:
+    """The process that has these patches in force."""
+    every = pickle.loads(patches)
+    alone = pickle.dumps({number: found for number, found in every.items() if number == 0})
+    base = Nest(hashlib.sha256(alone).hexdigest(), REVERT, {"patches": alone, "base": True})
+    if every.keys() <= {0}:
+        return base
+    return Nest(hashlib.sha256(patches).hexdigest(), REVERT, {"patches": patches, "base": False}, base)
 
 
 def nested(run: ArmRun, job: Job) -> Job:

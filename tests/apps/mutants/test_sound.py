@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ def test_what_parts_is_a_tensor_or_a_book_or_the_trace(
 def test_arms_come_of_a_built_engine_but_those_that_build_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     def nests(**more: Any) -> list[str]:
         run = run_as(MutantRun, ARMS[0], root="/engine", **more)
-        nest = run.nest({"packs": b"", "patches": b"p", "root": run.root})
+        nest = run.nest({"packs": b"", "patches": pickle.dumps({}), "root": run.root})
         assert nest is not None
         return [each.target for each in nest.line]
 

@@ -397,7 +397,9 @@ def nest_key(**changes: Any) -> str:
     assert nest is not None
     assert nest.of is not None
     assert (nest.target, nest.argument) == ("specdebug.run.arm:build", job.payload)
-    assert (nest.of.target, nest.of.argument) == (REVERT, {"patches": job.payload["patches"]})
+    patches = pickle.loads(job.payload["patches"])
+    assert (nest.of.target, nest.of.argument) == (REVERT, {"patches": job.payload["patches"], "base": not patches})
+    assert [pickle.loads(each.argument["patches"]) for each in nest.of.line] == ([{}, patches] if patches else [{}])
     return nest.key
 
 

@@ -95,13 +95,15 @@ def words(schema: dict[str, Any]) -> str:
         return "text" if form == r"\S" else f"text of the form `{form.strip('^$')}`"
     if schema["type"] in ("integer", "number"):
         kind = "whole number" if schema["type"] == "integer" else "number"
-        low = f"above {schema['exclusiveMinimum']}," if "exclusiveMinimum" in schema else f"from {schema['minimum']}"
+        low = f"above {schema['exclusiveMinimum']}," if "exclusiveMinimum" in schema else f"from {number(schema['minimum'])}"
         return f"{kind} {low} to {number(schema['maximum'])}"
     return {"boolean": "true or false", "null": "null"}[schema["type"]]
 
 
 def number(value: int) -> str:
-    """A bound as people read it: ``2^31 - 1``."""
+    """A bound as people read it: ``2^31 - 1``, ``-2^20``."""
+    if value < 0:
+        return f"-{number(-value)}"
     for exact, rest in ((value, ""), (value + 1, " - 1")):
         if exact > 1 << 16 and exact.bit_count() == 1:
             return f"2^{exact.bit_length() - 1}{rest}"

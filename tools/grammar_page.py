@@ -95,7 +95,8 @@ def words(schema: dict[str, Any]) -> str:
         return "text" if form == r"\S" else f"text of the form `{form.strip('^$')}`"
     if schema["type"] in ("integer", "number"):
         kind = "whole number" if schema["type"] == "integer" else "number"
-        low = f"above {schema['exclusiveMinimum']}," if "exclusiveMinimum" in schema else f"from {number(schema['minimum'])}"
+        above = schema.get("exclusiveMinimum")
+        low = f"from {number(schema['minimum'])}" if above is None else f"above {above},"
         return f"{kind} {low} to {number(schema['maximum'])}"
     return {"boolean": "true or false", "null": "null"}[schema["type"]]
 

@@ -98,7 +98,7 @@ class Engine:
         if prompt["prompt_token_ids"][0] == 0:
             raise ValueError("too long")
 
-    def add_request(self, rid: str, prompt: dict[str, list[int]], params: Any) -> str:
+    def add_request(self, rid: str, prompt: dict[str, list[int]], params: Any, priority: int) -> str:
         self.scheduler.requests[rid] = Request(rid, prompt["prompt_token_ids"], params)
         self.runner.add(rid, prompt["prompt_token_ids"])
         return rid
